@@ -24,6 +24,16 @@ class MaintainConfig(FrozenConfig):
         description="Number of the newest versions of each model whose predictions are kept. Those of the "
         "aliases champion, previous and challenger are kept in any case; empty: all",
     )
+    trust_tracking: bool = Field(
+        False,
+        description="Clean up although another tracking server pinned versions of the table images, or nobody did: the "
+        "server of this run has the models of the table. Pinned versions are kept in any case",
+    )
+    release_pins: bool = Field(
+        False,
+        description="Remove pins of this tracking server that none of its registered models needs any more, as after "
+        "models were deleted, and the predictions by models that it does not have",
+    )
     timeout_seconds: StageTimeout = Field(
         86_400, description="Timeout of maintenance, in seconds; it is retried twice, each time with this timeout"
     )

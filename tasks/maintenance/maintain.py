@@ -1,20 +1,19 @@
 """Compaction of the Delta tables, and removal of files that no kept version needs."""
 
 import logging
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from tasks import tracking
 from tasks.config.maintenance import MaintainConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.commits import KEEP_LOG
+from tasks.maintenance.kept_versions import kept_versions
 from tasks.maintenance.old_predictions import delete_old_predictions
-from tasks.maintenance.retention import SAFE_AGE, list_files, removable_files, versions_to_keep
-from tasks.refs import MaintenanceReport, TableMaintenance, TableRef
+from tasks.maintenance.retention import SAFE_AGE, list_files, removable_files
+from tasks.refs import MaintenanceReport, TableMaintenance
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
@@ -38,20 +37,18 @@ def _check_floor(config: MaintainConfig, spark: SparkSession) -> None:
         )
 
 
-def maintain_table(
-    spark: SparkSession, path: str, config: MaintainConfig, trained: Sequence[TableRef]
-) -> TableMaintenance:
+def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, kept: list[int] | None) -> TableMaintenance:
     """Compact one table and delete the files that no kept version needs.
 
     Args:
         spark: The session.
         path: Path or URL of the table.
         config: Retention and file size.
-        trained: Versions of any table that models were trained from.
+        kept: Versions to keep; None if they are not known, so that no file is deleted.
     """
     found = snapshots.newest_snapshot(spark, path)
     assert found is not None, path
-    versions = versions_to_keep(found.table, trained)
+    versions = kept or []
     missing = {name: value for name, value in KEEP_LOG.items() if found.properties.get(name) != value}
     if versions and missing:
         # Otherwise Delta removes the part of the log that names the files of those versions.
@@ -59,7 +56,7 @@ def maintain_table(
     spark.conf.set(MAX_FILE_SIZE, str(config.file_megabytes << 20))
     metrics = DeltaTable.forPath(spark, path).optimize().executeCompaction().collect()[0]["metrics"]
     before = list_files(path)
-    removable = removable_files(spark, path, versions, config.vacuum_hours, datetime.now(UTC))
+    removable = [] if kept is None else removable_files(spark, path, kept, config.vacuum_hours, datetime.now(UTC))
     if removable:
         files = [(file.name, file.bytes, file.modified_at) for file in removable]
         delta.vacuum_files(spark, path, files, config.vacuum_hours)
@@ -76,7 +73,7 @@ def maintain_table(
     )
     logger.info(
         "%s: %d files compacted into %d, %d files deleted (%.1f MB) that no version of the last %d hours and no "
-        "registered model needs; versions kept for models: %s",
+        "pin needs; versions kept for models: %s",
         path, done.files_compacted, done.files_written, done.files_deleted, done.bytes_deleted / 1e6,
         done.retention_hours, versions or "none",
     )  # fmt: skip
@@ -86,9 +83,12 @@ def maintain_table(
 def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: SparkConfig) -> MaintenanceReport:
     """Compact and vacuum the existing tables; versions that registered models were trained from are kept.
 
+    Where these are not known, no file of `images` and no prediction is removed.
+
     Raises:
         WrongInput: Delta does not accept the retention, a table's path is not a Delta table, or a table is not
-            writable.
+            writable. Another tracking server has the models, as `kept_versions`.
+        TrackingUnavailable: The tracking server does not answer.
         DiskFull: The disk has no space left.
     """
     paths = [storage.table(name) for name in TABLES]
@@ -105,9 +105,12 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
         ):
             # Looked up after the locks are acquired: a model may have been registered while waiting for them.
             found = [path for path in paths if delta.check_table_path(path)]
-            trained = tracking.trained_versions(storage)
-            predictions = storage.table("predictions")
+            kept = kept_versions(spark, config, storage)
+            images, predictions = storage.table("images"), storage.table("predictions")
             if config.keep_model_versions is not None and predictions in found:
-                delete_old_predictions(spark, predictions, config.keep_model_versions, storage)
-            done = [maintain_table(spark, path, config, trained) for path in found]
+                if kept is None and not config.trust_tracking:
+                    logger.warning("%s: all predictions stay, as the files of the table images", predictions)
+                else:
+                    delete_old_predictions(spark, predictions, config, storage)
+            done = [maintain_table(spark, path, config, kept if path == images else []) for path in found]
     return MaintenanceReport(tables=done)

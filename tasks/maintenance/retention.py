@@ -1,7 +1,6 @@
 """Selection of the data files to keep: those of the newest, of recent and of trained-on versions."""
 
 import logging
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,7 @@ from typing import Any
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from tasks.errors import WrongInput
 from tasks.object_store import file_system
-from tasks.paths import resolved
-from tasks.refs import TableRef
 from tasks.tables import delta
 
 logger = logging.getLogger("lakevision.maintenance")
@@ -38,44 +34,6 @@ class DataFile:
     name: str
     bytes: int
     modified_at: datetime
-
-
-def versions_to_keep(table: TableRef, trained: Iterable[TableRef]) -> list[int]:
-    """Return the versions of this table among those that models were trained from.
-
-    Tables are matched by id, independent of their path. References without an id are matched by path, or else by the
-    table's name, since the table may have been moved, and another may be at its old path now. Keeping too many versions
-    costs disk space; keeping too few loses a model's data.
-    """
-    own_path, versions = resolved(table.path), set()
-    for ref in trained:
-        if ref.table_id and table.table_id:
-            if ref.table_id == table.table_id:
-                versions.add(ref.version)
-            continue
-        path = _resolved_path(ref)
-        if path != own_path and os.path.basename(path) == os.path.basename(own_path):
-            logger.warning(
-                "a model was trained from version %d of '%s', which has no table id: kept as version %d of '%s', "
-                "since the table may have been moved",
-                ref.version, ref.path, ref.version, table.path,
-            )  # fmt: skip
-        elif path != own_path:
-            continue
-        versions.add(ref.version)
-    return sorted(versions)
-
-
-def _resolved_path(table: TableRef) -> str:
-    """Return the resolved path of a table, or the text itself if it is not a path: any user can edit a model's tags."""
-    try:
-        return resolved(table.path)
-    except (WrongInput, ValueError) as error:
-        logger.warning(
-            "a model was trained from version %d of '%s', which is not a path (%s): only its name is compared",
-            table.version, table.path, error,
-        )  # fmt: skip
-        return table.path.rstrip("/")
 
 
 def loadable_versions(log_names: Iterable[str]) -> set[int]:

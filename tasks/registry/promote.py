@@ -25,6 +25,7 @@ from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import EvaluatedRun, evaluated_run
+from tasks.tracking.pins import pin_trained_versions
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -192,6 +193,7 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
         tags |= decision_tag(row)
     # Before the alias moves, so that it never names a version without its tags.
     tracking.tag_version(storage, champion, tags)
+    pin_trained_versions(storage, best.table)
     if decision.outcome == "promoted":
         if tracking.model_with_alias(storage, challenge.name, CHAMPION) != previous:
             return None
@@ -209,6 +211,7 @@ def _await_approval(challenge: Challenge, decision: Promotion) -> Promotion:
     decision = decision.model_copy(update={"champion": challenger})
     tracking.tag_version(storage, challenger, {tracking.PROMOTION_TAG: decision.sentence})
     tracking.describe_version(storage, challenger, promotion_section(decision.sentence))
+    pin_trained_versions(storage, challenge.best.table)
     tracking.set_alias(storage, challenger, CHALLENGER)
     return decision
 

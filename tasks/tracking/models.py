@@ -185,6 +185,17 @@ def _found_version(name: str, find: Callable[[], ModelVersion]) -> ModelRef | No
     return ModelRef(name=name, version=int(found.version), run_id=run_id)
 
 
+def has_model(storage: Storage, name: str) -> bool:
+    """Return whether the registry has a registered model of this name."""
+    try:
+        client_of(storage).get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return False
+        raise
+    return True
+
+
 def names_with_alias(storage: Storage, alias: str) -> list[str]:
     """Return the names of the registered models that have a version with this alias, sorted."""
     return sorted(found.name for found in client_of(storage).search_registered_models() if alias in found.aliases)

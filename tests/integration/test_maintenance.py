@@ -28,6 +28,7 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
 from tasks.tables.append import append_rows
+from tasks.tracking.pins import read_pins
 from tasks.tracking.trained_tables import table_tags
 from tests.builders.processes import plain_environment, run_python
 from tests.conftest import write_images
@@ -125,11 +126,56 @@ def test_maintenance_compacts_and_keeps_versions_of_registered_models(spark, sou
     assert hashes(spark, images.table) == kept
     assert materialize_cache(CacheConfig(image_size=16), images.table, storage, SparkConfig()) == (cache, False)
 
+    # A version of the registry that is gone may be missing from a copy of the database only.
     mlflow.MlflowClient(tracking_uri=storage.tracking).delete_registered_model("lakevision")
-    done = maintain_table(spark, first.path, MaintainConfig(vacuum_hours=0), tracking.trained_versions(storage))
-
+    done = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig()).tables[0]
+    assert (done.files_deleted, done.kept_versions) == (0, [first.version])
+    assert hashes(spark, first) == held
+    done = maintain_tables(MaintainConfig(vacuum_hours=0, release_pins=True), storage, SparkConfig()).tables[0]
     assert done.files_deleted > 0
+    assert done.kept_versions == []
     assert hashes(spark, done.table) == kept
+
+
+def test_tracking_server_without_the_models_removes_nothing(
+    spark, source, storage, make_home, any_retention, messages_of
+):
+    """It is told apart by its database, wherever that is; a server that has the models pins their versions."""
+    first, held = ingest_three_versions(spark, source, storage)
+    register(storage, first)
+    laptop = make_home("laptop").model_copy(update={"tables": storage.tables})
+    remove = MaintainConfig(vacuum_hours=0, keep_model_versions=1)
+
+    # The table is of an earlier release, which pinned nothing.
+    done = maintain_tables(remove, laptop, SparkConfig()).tables[0]
+    assert (done.files_deleted, done.kept_versions, read_pins(first.path)) == (0, [], {})
+    assert hashes(spark, first) == held
+    (line,) = (line for line in messages_of("lakevision.maintenance") if "nothing is removed" in line)
+    assert f"no registered model of '{laptop.tracking}' was trained on it" in line
+    # A promotion by a run that the laptop does not have shows that there are models elsewhere.
+    register(laptop, first, "of the laptop")
+    row = {"run_id": "0" * 32, "decision": "promoted"}
+    append_rows(storage.table("promotions"), pa.Table.from_pylist([row]))
+    with pytest.raises(WrongInput, match="has promotions of 1 MLflow runs that .*laptop/mlflow.db' does not have"):
+        maintain_tables(remove, laptop, SparkConfig())
+    with pytest.raises(WrongInput, match="set maintain.trust_tracking to true"):
+        maintain_tables(remove, storage, SparkConfig())
+
+    own = maintain_tables(remove.model_copy(update={"trust_tracking": True}), storage, SparkConfig()).tables[0]
+    assert own.kept_versions == [first.version]
+    newest = own.table
+    with pytest.raises(
+        WrongInput, match=f"pinned by another tracking server, '{storage.tracking}', and '{laptop.tracking}'"
+    ):
+        maintain_tables(remove, laptop, SparkConfig())
+    assert snapshots.latest(spark, first.path) == newest
+    # Two servers that share a table: the versions of both stay.
+    register(laptop, newest, "newest")
+    rewrite(spark, first.path, 1)
+    both = maintain_tables(remove.model_copy(update={"trust_tracking": True}), laptop, SparkConfig()).tables[0]
+    assert both.kept_versions == [first.version, newest.version]
+    assert {found.shown for found in read_pins(first.path).values()} == {storage.tracking, laptop.tracking}
+    assert hashes(spark, first) == held
 
 
 def test_predictions_by_old_versions_are_removed(spark, source, storage, any_retention):
@@ -170,6 +216,7 @@ def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, 
     """
     first, held = ingest_three_versions(spark, source, storage)
     register(storage, first)
+    maintain_tables(MaintainConfig(), storage, SparkConfig())  # pins the version with the former path of the database
     moved = Path(storage.home).rename(Path(storage.home).with_name("moved per%20cent home"))
     storage = resolve_storage(StorageConfig(home=str(moved)))
 
@@ -177,6 +224,7 @@ def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, 
 
     images = report.tables[0]
     assert images.kept_versions == [first.version]
+    assert [pins.shown for pins in read_pins(images.table.path).values()] == [storage.tracking]
     assert images.files_deleted > 0
     assert hashes(spark, first.model_copy(update={"path": storage.table("images")})) == held
 
@@ -244,7 +292,7 @@ def test_version_younger_than_the_retention_stays_without_its_tombstones(spark, 
 
     assert done.files_deleted == 0
     assert hashes(spark, first) == held
-    kept = maintain_table(spark, first.path, MaintainConfig(vacuum_hours=0), [first])
+    kept = maintain_table(spark, first.path, MaintainConfig(vacuum_hours=0), [first.version])
     assert kept.files_deleted > 0
     assert hashes(spark, first) == held
     assert (

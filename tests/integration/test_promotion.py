@@ -43,6 +43,7 @@ from tasks.schema import PREDICTIONS
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables.snapshots import newest_snapshot
+from tasks.tracking.pins import read_pins
 from tests.builders.delta_rows import delta_rows
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
@@ -164,6 +165,9 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     images = deltalake.DeltaTable(newer.path).to_pyarrow_table().to_pylist()[:16]
     old = log_run(storage, tmp_path, 1, 0.99, table=older, content="older", image_size=48)
     before = promote_best([old], NAMED, storage).champion
+    (pins,) = read_pins(newer.path).values()
+    assert (pins.shown, pins.versions) == (storage.tracking, {older.version})
+    assert newest_snapshot(None, newer.path).table == newer  # a pin makes no commit
     assert newest_snapshot(None, storage.table("predictions")) is None
     run = log_run(storage, tmp_path, 2, 1.0, table=newer, content="newer")
     found = {
@@ -201,6 +205,7 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     assert tags["lakevision.promotion"] == kept.sentence
     assert tags["lakevision.not_promoted"] == kept.reason
     assert {table.version for table in tracking.trained_versions(storage)} == {older.version, newer.version}  # serves
+    assert [pins.versions for pins in read_pins(newer.path).values()] == [{older.version, newer.version}]
 
     # As by a batch inference with a minimum probability: the most probable class counts.
     unsure = [row | {"label": "unsure"} if row["model_version"] == 2 else row for row in rows]
@@ -394,6 +399,19 @@ def test_champion_that_cannot_be_loaded_is_replaced_with_the_reason(source, stor
         "the champion cannot be evaluated, so only the limits of a run counted: photos version 1 has a file weights"
     )
     assert message in made.reason
+
+
+def test_run_whose_table_version_cannot_be_pinned_is_not_promoted(source, storage, tmp_path):
+    """A clean-up of another tracking server would delete what it was trained on; a moved table is found by its id."""
+    table = write_images(storage, source, ["train", "test"])
+    run = log_run(storage, tmp_path, 1, 0.9, table=table.model_copy(update={"path": "/former/home/tables/images"}))
+    (Path(table.path) / "_pins").write_text("")
+    with pytest.raises(WrongInput, match="the pins in '.*/tables/images/_pins', .* cannot be written"):
+        promote_best([run], NAMED, storage)
+    assert champion(storage) is None
+    (Path(table.path) / "_pins").unlink()
+    assert promote_best([run], NAMED, storage).outcome == "promoted"
+    assert [pins.versions for pins in read_pins(table.path).values()] == [{table.version}]
 
 
 def test_champion_is_shared_by_tables_with_the_same_images(storage, tmp_path):
