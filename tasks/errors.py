@@ -108,6 +108,13 @@ class TableInUse(UserError, RuntimeError):
     """Another driver writes to a table that can have one writer only; the message names it. Retried, since it ends."""
 
 
+class LockLost(UserError, RuntimeError):
+    """A lock that is held by a lease was not renewed, so that another driver may write; the message names the place.
+
+    Retried, before anything was committed: the next attempt acquires the lock again.
+    """
+
+
 class RunDeleted(UserError, RuntimeError):
     """The MLflow run was deleted during training; run again, the training run resumes in a new MLflow run."""
 
@@ -150,6 +157,7 @@ USER_ERRORS: dict[str, type[UserError]] = {
         ClusterUnavailable,
         SourceUnavailable,
         TableInUse,
+        LockLost,
         RunDeleted,
         RankStalled,
         HostLost,

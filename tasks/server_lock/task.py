@@ -1,20 +1,23 @@
 """The exclusive lock of a location that several machines share: a global concurrency limit of the Prefect server."""
 
+import functools
 import hashlib
 import logging
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.context import ConcurrencyContext
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL
 
 from tasks.paths import resolved
-from tasks.system.locks import locking_with
+from tasks.system.locks import LeaseCheck, lock_lost, locking_with
 
 logger = logging.getLogger("lakevision.locks")
 
@@ -44,10 +47,11 @@ def limit_name(url: str) -> str:
 
 
 @contextmanager
-def server_lock(url: str) -> Iterator[None]:
+def server_lock(url: str) -> Iterator[LeaseCheck]:
     """Acquire the exclusive lock of a folder or URL on the Prefect server, waiting for other runs.
 
-    Once the lease cannot be renewed, another run may acquire the lock: Prefect ends the block with a CancelledError.
+    Once the lease cannot be renewed, another run may acquire the lock: Prefect ends the block with a CancelledError,
+    after attempts that may take longer than the lease. So it yields a check, which renews the lease.
 
     Raises:
         RuntimeError: The server did not give the lock.
@@ -56,6 +60,7 @@ def server_lock(url: str) -> Iterator[None]:
     if _is_taken(name):
         logger.info("another run writes to %s: waiting until it ends, or %d s if it was killed", url, LEASE_SECONDS)
     with ExitStack() as held:
+        leases = held.enter_context(ConcurrencyContext()).cleanup_lease_ids
         try:
             held.enter_context(concurrency(name, lease_duration=LEASE_SECONDS, strict=True))
         except ConcurrencySlotAcquisitionError as error:
@@ -63,7 +68,21 @@ def server_lock(url: str) -> Iterator[None]:
                 f"the Prefect server '{PREFECT_API_URL.value()}' did not give the lock of '{url}' "
                 f"({error.__cause__ or error})"
             ) from error
-        yield
+        (lease,) = leases
+        yield functools.partial(_renew, url, lease)
+
+
+def _renew(url: str, lease: UUID) -> None:
+    """Renew a lease: then it lasts for LEASE_SECONDS, longer than a commit.
+
+    Raises:
+        LockLost: The server does not answer, or has given the lock to another run.
+    """
+    try:
+        with get_client(sync_client=True) as client:
+            client.renew_concurrency_lease(lease_id=lease, lease_duration=LEASE_SECONDS)
+    except Exception as error:  # httpx's, or one of Prefect's about its answer
+        raise lock_lost(url, f"{type(error).__name__}: {error}") from error
 
 
 def _is_taken(name: str) -> bool:

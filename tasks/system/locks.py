@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
+from tasks.errors import LockLost
 from tasks.paths import local_path
 from tasks.system.mounts import mount_of
 
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lakevision.locks")
 
-ServerLock = Callable[[str], AbstractContextManager[None]]
+LeaseCheck = Callable[[], None]
+"""A function that raises LockLost if another process may have acquired a lock that this one holds by a lease."""
+
+ServerLock = Callable[[str], AbstractContextManager[LeaseCheck]]
 """A function that returns a context in which this process has the exclusive lock of a folder or URL on all machines."""
+
+_LEASES: ContextVar[tuple[LeaseCheck, ...]] = ContextVar("checks of the leases that this run holds", default=())
 
 _SERVER_LOCK: ContextVar[ServerLock | None] = ContextVar("lock of locations that several machines share", default=None)
 
@@ -52,12 +58,40 @@ def exclusive_lock(url: str, spark: "SparkSession | None" = None) -> Iterator[No
             held.enter_context(_file_lock(path, url))
         if path is None or mount_of(path).is_shared():
             if server_lock is not None:
-                held.enter_context(server_lock(url))
+                held.enter_context(leased(held.enter_context(server_lock(url))))
             elif warning := unlocked_warning(url):
                 logger.warning("%s", warning)
         if path is not None and spark is not None:
             held.enter_context(_held_by_jvm(spark, path))
         yield
+
+
+@contextmanager
+def leased(check: LeaseCheck) -> Iterator[None]:
+    """Let `check_leases` call `check` too within the block: the right of this run to write has an end."""
+    token = _LEASES.set((*_LEASES.get(), check))
+    try:
+        yield
+    finally:
+        _LEASES.reset(token)
+
+
+def check_leases() -> None:
+    """Check that this run still has all locks that it holds by a lease, before it writes what they protect.
+
+    Raises:
+        LockLost: Another process may have acquired one of them.
+    """
+    for check in _LEASES.get():
+        check()
+
+
+def lock_lost(url: str, reason: object) -> LockLost:
+    """Return the error of a lock whose lease may have ended."""
+    return LockLost(
+        f"the exclusive lock of '{url}' was not renewed ({reason}), so that another driver may write there by now: "
+        "nothing was committed; run again once its server answers"
+    )
 
 
 def excludes_other_machines(url: str) -> bool:

@@ -66,20 +66,24 @@ def shutdown_requested() -> bool:
     return _State.deferred is not None
 
 
-def run_uninterrupted(function: Callable[[], T]) -> T:
-    """Call a function, which exceptions that handlers of signals raise do not interrupt; raise the last of these then.
+WAIT_SECONDS = 0.5
+"""Longest wait of `run_uninterrupted` for its function: the time limit of a thread is raised between two waits."""
+
+
+def run_uninterrupted(function: Callable[[], T], cancel: Callable[[], None] | None = None) -> T:
+    """Call a function that exceptions of signals and time limits do not interrupt; raise the last of these after it.
 
     The handlers stay as they are: Prefect's worker announces a cancellation only to a process that has Prefect's own.
-    Handlers run in the main thread, so the function is called in another one.
+    Handlers run in the main thread, and time limits in the thread that they are set for: the function is called in
+    another one.
 
     Args:
         function: What to call. It must end by itself.
+        cancel: Called in a thread at the first of these exceptions, so that the function ends sooner.
 
     Raises:
-        BaseException: That of the function, unless a handler has raised one.
+        BaseException: That of the function, unless a handler or a time limit has raised one.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return function()
     results, errors = list[T](), list[BaseException]()
     # Of C code alone: an exception within an event or a future would leave its lock held.
     begins, runs = threading.Lock(), threading.Lock()
@@ -88,7 +92,7 @@ def run_uninterrupted(function: Callable[[], T]) -> T:
 
     def call() -> None:
         if not begins.acquire(blocking=False):
-            return  # A handler raised an exception after the start of a first thread.
+            return  # An exception was raised after the start of a first thread.
         try:
             results.append(context.run(function))
         except BaseException as error:
@@ -101,8 +105,10 @@ def run_uninterrupted(function: Callable[[], T]) -> T:
         try:
             if not begins.locked():
                 _start(call)
-            runs.acquire()
-        except BaseException as error:  # any that a handler raises
+            runs.acquire(timeout=WAIT_SECONDS)
+        except BaseException as error:  # any that a handler or a time limit raises
+            if raised is None and cancel is not None:
+                _start(cancel)
             raised = error
     if raised is not None:
         raise raised

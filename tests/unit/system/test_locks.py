@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from tasks.errors import LockLost
 from tasks.system import locks
-from tasks.system.locks import exclusive_lock, locking_with, unlocked_warning
+from tasks.system.locks import LeaseCheck, check_leases, exclusive_lock, lock_lost, locking_with, unlocked_warning
 from tasks.system.mounts import Mount
 from tests.builders.processes import ROOT
 
@@ -45,11 +48,25 @@ def test_object_store_has_no_lock(tmp_path: Path, monkeypatch) -> None:
 
 
 @contextmanager
-def note(held: list[str], url: str) -> Iterator[None]:
-    """Note the URL as long as its lock is held."""
+def note(held: list[str], url: str) -> Iterator[LeaseCheck]:
+    """Note the URL as long as its lock is held, and let the check of its lease fail from then on."""
     held.append(url)
-    yield
+
+    def check() -> None:
+        raise lock_lost(url, "no answer")
+
+    yield check
     held.remove(url)
+
+
+def test_leases_of_held_locks_are_checked(tmp_path: Path) -> None:
+    """The check of a lock raises its error as long as the lock is held; a file lock has no lease."""
+    with locking_with(lambda url: note([], url)), exclusive_lock(str(tmp_path / "images")):
+        check_leases()
+        message = "^the exclusive lock of 's3a://bucket/tables/images' was not renewed .no answer., so that another"
+        with exclusive_lock("s3a://bucket/tables/images"), pytest.raises(LockLost, match=message):
+            check_leases()
+        check_leases()
 
 
 def test_server_lock_is_held_for_a_store_and_not_for_a_local_disk(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Functions that are called to their end although signals raise exceptions."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -33,6 +34,31 @@ def test_signals_are_raised_after_the_function() -> None:
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         run_uninterrupted(work)
     assert ended == ["work"]
+
+
+class LimitReached(Exception):
+    """The exception of a time limit."""
+
+
+def test_time_limit_of_a_thread_is_raised_after_the_function_and_cancels_it() -> None:
+    """Prefect raises the exception of a time limit in the thread of the run, which need not be the main one."""
+    told, found = threading.Event(), []
+
+    def work() -> None:
+        found.append(told.wait(60))
+
+    def run() -> None:
+        try:
+            run_uninterrupted(work, told.set)
+        except LimitReached:
+            found.append("raised")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.2)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(LimitReached))
+    thread.join()
+    assert found == [True, "raised"]
 
 
 def test_result_and_error_are_those_of_the_function() -> None:
