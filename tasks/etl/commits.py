@@ -5,16 +5,17 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from tasks.etl.outcomes import Comparison
 from tasks.etl.staging import choose_parts
 from tasks.object_store import file_system
-from tasks.refs import TableRef
-from tasks.schema import FILES, FILES_ARROW, IMAGES
-from tasks.tables import delta, snapshots
-from tasks.tables.cut import cut_images, cut_ledger
-from tasks.tables.parts import PartTarget
+from tasks.schema import FILES, FILES_ARROW, IMAGES, IMAGES_ARROW
+from tasks.spark.session import NeedsSpark
+from tasks.tables import delta
+from tasks.tables.direct_commits import add_files, replace_few_rows
+from tasks.tables.parts import PartTarget, read_rows
+from tasks.tables.rewriting import are_small
 
 # The table version that a model was trained from stays readable for as long as the model exists. Maintenance keeps its
 # data files; this setting keeps the log that names them, which Delta removes after 30 days by default.
@@ -39,52 +40,54 @@ def write_images(
     parts, surplus = choose_parts(spark, compared, target), compared.surplus()
     path, new = target.folder, parts.new
     if version is not None and surplus.num_rows:
-        holding = _files_to_replace(spark, path, version, surplus, "sha256")
-        if holding is None:
-            _merge_images(spark, path, version, surplus, parts.moved)
-        else:
-            cut = cut_images(spark, target, holding, parts.moved, surplus, compared.moved())
-            if not cut.added and not parts.moved:
-                # Only whole files are removed and added: Delta derives the feed from them, and one commit suffices.
-                delta.commit_files(spark, path, new, version, IMAGES, values, cut.removed)
-                return
-            delta.commit_files(spark, path, parts.moved | cut.added, version, IMAGES, values, cut.removed, cut.changes)
+        if surplus.num_rows == compared.num_existing() and _add_parts(target, parts.moved | new, version, values):
+            return
+        _replace_images(spark, target, version, surplus, parts.moved)
         version += 1
     if version is None or new:
-        delta.commit_files(spark, path, new, version, IMAGES, {**values, **IMAGES_PROPERTIES})
+        _add(spark, target, new, version, IMAGES, {**values, **IMAGES_PROPERTIES})
 
 
-def _merge_images(spark: SparkSession, path: str, version: int, surplus: pa.Table, parts: Iterable[str]) -> None:
-    """Delete rows of a table whose files cannot be replaced, and insert the rows of the parts that replace them."""
-    files = [f"{path}/{name}" for name in parts]
-    insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
-    delete = spark.createDataFrame(surplus)
-    change = insert.withColumn("is_deleted", F.lit(False)).unionByName(
-        # An image that moved to another class or split is deleted with its old values and inserted with the new ones.
-        # One row of the merge must do both, so the insert is an update.
-        delete.join(insert, on="sha256", how="left_anti").withColumn("is_deleted", F.lit(True)),
-        allowMissingColumns=True,
-    )
-    values_of_s = {field.name: f"s.{field.name}" for field in IMAGES}
-    delta.check_version(spark, path, version)
-    with delta.translate_conflict(path):
-        (
-            delta.merge(spark, path, change, ("sha256",))
-            .whenMatchedDelete("s.is_deleted")
-            .whenMatchedUpdate("NOT s.is_deleted", values_of_s)
-            .whenNotMatchedInsert("NOT s.is_deleted", values_of_s)
-            .execute()
-        )
+def _add_parts(target: PartTarget, parts: Mapping[str, int], version: int, values: Mapping[str, str]) -> bool:
+    """Replace all images by these parts, so that no reader sees an empty table; return whether this is possible."""
+    try:
+        add_files(target.folder, parts, version, IMAGES, values, replaces_all=True)
+    except NeedsSpark:
+        return False
+    return True
 
 
-def _files_to_replace(spark: SparkSession, path: str, version: int, rows: pa.Table, key: str) -> list[str] | None:
-    """Return the names of the files that have rows with these keys; None if only a MERGE can replace the rows."""
-    if not delta.can_replace_files(spark, path):
-        return None
-    files = snapshots.files_containing(spark, TableRef(path=path, version=version), key, rows[key].combine_chunks())
-    filesystem, root = file_system(path)
-    # The files of a shallow clone belong to another table.
-    return files if all(filesystem.exists(f"{root}/{name}") for name in files) else None
+def _add(
+    spark: SparkSession,
+    target: PartTarget,
+    files: Mapping[str, int],
+    version: int | None,
+    schema: StructType,
+    values: Mapping[str, str],
+) -> None:
+    """Commit files of `target`, without a copy where the table takes them as they are."""
+    path = target.folder
+    try:
+        add_files(path, files, version, schema, values)
+    except NeedsSpark:
+        delta.append_files(spark, path, [f"{path}/{name}" for name in files], version, schema, values)
+
+
+def _replace_images(
+    spark: SparkSession, target: PartTarget, version: int, surplus: pa.Table, parts: Iterable[str]
+) -> None:
+    """Delete rows, and insert the rows of the parts, some of which replace them, in one commit."""
+    path, gone = target.folder, surplus["sha256"].combine_chunks()
+    try:
+        if not are_small(path, parts):
+            raise NeedsSpark
+        rows = pa.Table.from_batches(read_rows(target, parts, IMAGES_ARROW), IMAGES_ARROW)
+        keys = pa.concat_arrays([gone, *rows["sha256"].chunks]).unique()
+        replace_few_rows(path, version, rows, "sha256", keys)
+    except NeedsSpark:
+        files = [f"{path}/{name}" for name in parts]
+        insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
+        delta.replace_rows(spark, path, version, insert, "sha256", spark.createDataFrame(surplus))
 
 
 def write_files(
@@ -103,17 +106,11 @@ def write_files(
     if version is not None and not changed.num_rows:
         return
     if version is not None and not changed.all_new:
-        changes = changed.table()
-        has_feed = delta.has_change_feed(spark, path)
-        holding = None if has_feed else _files_to_replace(spark, path, version, changes, "path")
-        if holding is not None:
-            cut = cut_ledger(target, holding, changes)
-            delta.commit_files(spark, path, cut.added, version, FILES, values, cut.removed)
-            return
-        rows = spark.createDataFrame(changes)
-        delta.check_version(spark, path, version)
-        with delta.translate_conflict(path):
-            delta.merge(spark, path, rows, ("path",)).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+        rows = changed.table()
+        try:
+            replace_few_rows(path, version, rows, "path", rows["path"].combine_chunks())
+        except NeedsSpark:
+            delta.replace_rows(spark, path, version, spark.createDataFrame(rows), "path")
         return
     name = target.new_name()
     filesystem, root = file_system(path)
@@ -123,4 +120,4 @@ def write_files(
     ):
         for batch in changed.batches():
             writer.write_batch(batch)
-    delta.commit_files(spark, path, {name: changed.num_rows}, version, FILES, values)
+    _add(spark, target, {name: changed.num_rows}, version, FILES, values)

@@ -227,9 +227,9 @@ class Comparison:
         """
         return self._relations.table(query, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
 
-    def moved(self) -> pa.Table:
-        """Return sha256 of the rows of `images` whose label or split changes."""
-        return self._relations.table(queries.MOVED, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
+    def num_existing(self) -> int:
+        """Return the number of rows of `images` before the run."""
+        return int(self._relations.rows("SELECT count(*) FROM existing")[0][0])
 
     def parts_with_moved(self) -> set[str]:
         """Return the names of the parts with an image whose label or split differs from the table's."""

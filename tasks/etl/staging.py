@@ -14,9 +14,12 @@ from tasks.etl.outcomes import Comparison
 from tasks.object_store import file_system, list_names
 from tasks.system.locks import excludes_other_machines
 from tasks.tables import delta
-from tasks.tables.cut import CHANGE_FOLDER
+from tasks.tables.committing import is_unsure
 from tasks.tables.parts import REWRITTEN, PartTarget, make_rewriter
 from tasks.tables.rewriting import map_files
+
+CHANGE_FOLDER = "_change_data"
+"""Folder of the files of the change data feed, in which a killed run of an older release may have left some."""
 
 MARKER = "_unfinished-"
 """Prefix of a marker file, with version and run: the run's parts in the table's folder may be uncommitted.
@@ -51,8 +54,9 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
         raise
     except BaseException:
         # Tasks of a failed job may still write for a moment: the marker stays for the next run. If the lock was lost,
-        # another run may be writing parts of its own.
-        _sweep(path, target.run, done=False, others=False)
+        # another run may be writing parts of its own. A commit that may still be under way would name removed parts.
+        if not is_unsure(path):
+            _sweep(path, target.run, done=False, others=False)
         raise
     _sweep(path, target.run, done=True)
 

@@ -18,6 +18,7 @@ from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables import delta, snapshots
+from tasks.tables.committing import commit
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.maintenance")
@@ -54,7 +55,8 @@ def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, kept:
         # Otherwise Delta removes the part of the log that names the files of those versions.
         delta.set_properties(spark, path, missing)
     spark.conf.set(MAX_FILE_SIZE, str(config.file_megabytes << 20))
-    metrics = DeltaTable.forPath(spark, path).optimize().executeCompaction().collect()[0]["metrics"]
+    compaction = DeltaTable.forPath(spark, path).optimize()
+    metrics = commit(path, compaction.executeCompaction).collect()[0]["metrics"]
     before = list_files(path)
     removable = [] if kept is None else removable_files(spark, path, kept, config.vacuum_hours, datetime.now(UTC))
     if removable:

@@ -12,7 +12,7 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.storage import Storage
 from tasks.tables import snapshots
-from tasks.tables.delta import translate_conflict
+from tasks.tables.committing import commit
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -47,6 +47,6 @@ def delete_old_predictions(spark: SparkSession, path: str, config: MaintainConfi
             doomed |= (F.col("model_name") == name) & F.col("model_version").isin(old)
             removed += [f"{name} version {version}" for version in old]
     if removed:
-        with translate_conflict(path):
-            DeltaTable.forPath(spark, path).delete(doomed)
+        table = DeltaTable.forPath(spark, path)
+        commit(path, lambda: table.delete(doomed))
         logger.info("%s: removed the predictions by %s", path, ", ".join(removed))

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from tasks.object_store import file_system
 from tasks.tables import delta
+from tasks.tables.delta_internals import named_files
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -95,14 +95,10 @@ def removable_files(
     committed = {row["version"]: row["timestamp"].astimezone(UTC) for row in history if row["version"] in loadable}
     # The version that was the newest at the cutoff, and all later ones.
     since = max((version for version, at in committed.items() if at <= cutoff), default=min(committed))
-    kept, vectors = delta.added_since(path, since), False
-    newest = delta.newest_in_log(spark, path)
-    snapshots = [newest, *(delta.snapshot_at(spark, path, version) for version in {since, *versions} & loadable)]
-    for snapshot in snapshots:
-        for row in _as_frame(spark, snapshot.allFiles()).select("path", "deletionVector.storageType").collect():
-            kept.add(delta.file_name(row["path"]))
-            vectors |= row["storageType"] is not None
-    removed = {delta.file_name(row["path"]) for row in _as_frame(spark, newest.tombstones()).select("path").collect()}
+    kept = delta.added_since(path, since)
+    named = named_files(spark, path, {since, *versions} & loadable)
+    kept |= {delta.file_name(name) for name in named.kept}
+    removed = {delta.file_name(name) for name in named.removed}
     return [
         file
         for file in list_files(path)
@@ -110,9 +106,5 @@ def removable_files(
         and file.modified_at <= cutoff
         and (file.name in removed or file.modified_at <= now - SAFE_AGE)
         # A kept version may need any file of deletion vectors; they are few and small.
-        and not (vectors and VECTORS.fullmatch(file.name))
+        and not (named.has_vectors and VECTORS.fullmatch(file.name))
     ]
-
-
-def _as_frame(spark: SparkSession, rows: Any) -> DataFrame:
-    return DataFrame(rows.toDF(), spark)

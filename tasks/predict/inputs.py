@@ -10,6 +10,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 from tasks.errors import WrongInput
 from tasks.schema import INPUTS, INPUTS_KEY
 from tasks.tables import delta, snapshots
+from tasks.tables.committing import commit
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
@@ -53,7 +54,7 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
         TableChanged: Another program wrote to the table; the call may be repeated.
     """
     spark = rows.sparkSession
-    with write_access(inputs, spark), delta.translate_conflict(inputs):
+    with write_access(inputs, spark):
         newest = snapshots.newest_snapshot(spark, inputs)
         if newest is not None:
             check_inputs(newest.schema, inputs)
@@ -92,4 +93,5 @@ def _changes(rows: DataFrame, gone: DataFrame | None, known: DataFrame) -> DataF
 def _merge(spark: SparkSession, changes: DataFrame, inputs: str) -> None:
     values = {name: f"s.{name}" for name in INPUTS.names}
     merge = delta.merge(spark, inputs, changes, INPUTS_KEY).whenMatchedDelete("s.is_gone")
-    merge.whenMatchedUpdate(set=values).whenNotMatchedInsert("NOT s.is_gone", values=values).execute()
+    merge = merge.whenMatchedUpdate(set=values).whenNotMatchedInsert("NOT s.is_gone", values=values)
+    commit(inputs, merge.execute)

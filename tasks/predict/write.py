@@ -17,6 +17,7 @@ from tasks.schema import (
     PREDICTIONS_PROPERTIES,
 )
 from tasks.tables import delta, snapshots
+from tasks.tables.committing import commit
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -44,9 +45,8 @@ def write(rows: DataFrame, predictions: str, model: ModelRef, predict: PredictCo
     try:
         ((num, errors, example),) = new.agg(F.count("*"), F.count("error"), F.min("error")).collect()
         check_errors(errors, num, example, predict)
-        with delta.translate_conflict(predictions):
-            if num or snapshots.newest_snapshot(spark, predictions) is None:
-                _merge(spark, new, predictions, model, replaces=predict.retry_errors)
+        if num or snapshots.newest_snapshot(spark, predictions) is None:
+            _merge(spark, new, predictions, model, replaces=predict.retry_errors)
     finally:
         new.unpersist()
     return int(errors)
@@ -88,4 +88,4 @@ def _merge(spark: SparkSession, new: DataFrame, predictions: str, model: ModelRe
         delta.add_columns(spark, predictions, [PREDICTIONS[name] for name in added])
     own: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
     merge = delta.merge(spark, predictions, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll()
-    (merge.whenMatchedUpdateAll("t.error IS NOT NULL") if replaces else merge).execute()
+    commit(predictions, (merge.whenMatchedUpdateAll("t.error IS NOT NULL") if replaces else merge).execute)

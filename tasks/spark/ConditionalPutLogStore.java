@@ -7,6 +7,8 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
 import java.util.Arrays;
 import java.util.Iterator;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataInputStream;
 import org.apache.hadoop.fs.FSDataOutputStream;
@@ -35,10 +37,32 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
     /** Another put of the same object was under way: S3 asks to try again. */
     private static final int CONFLICT = 409;
     private static final int MAX_CONFLICTS = 20;
+    /** Times of System.nanoTime up to which this driver may commit, by table; a table without one has no limit. */
+    private static final Map LEASES = new ConcurrentHashMap();
 
     /** Creates the log store; Delta calls it by name. */
     public ConditionalPutLogStore(Configuration settings) {
         super(settings);
+    }
+
+    /** Lets this driver commit to a table for some milliseconds more. */
+    public static void lease(String table, long millis) {
+        LEASES.put(new Path(table).toUri().getPath() + "/", Long.valueOf(System.nanoTime() + millis * 1000000L));
+    }
+
+    /** Ends the lease of a table, with its limit. */
+    public static void release(String table) {
+        LEASES.remove(new Path(table).toUri().getPath() + "/");
+    }
+
+    private static void checkLease(Path path) throws IOException {
+        for (Iterator leases = LEASES.entrySet().iterator(); leases.hasNext();) {
+            Map.Entry lease = (Map.Entry) leases.next();
+            boolean applies = path.toUri().getPath().startsWith((String) lease.getKey());
+            if (applies && System.nanoTime() - ((Long) lease.getValue()).longValue() > 0) {
+                throw new IOException("the lease of this driver has ended, so that another may write to " + path);
+            }
+        }
     }
 
     /** Writes a file of the log, one action per line; without overwrite, it fails if the file exists. */
@@ -77,6 +101,7 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
                 .putHeader("If-None-Match", "*")).build());
         PutObjectRequest request = (PutObjectRequest) put.build();
         for (int conflicts = 0;; conflicts++) {
+            checkLease(path);
             try {
                 client.putObject(request, RequestBody.fromBytes(content));
                 return;

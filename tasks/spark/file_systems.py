@@ -135,6 +135,13 @@ def prepare_store(spark: SparkSession, url: str) -> None:
     prepared.add(scheme)
 
 
+def conditional_log_store(spark: SparkSession, url: str) -> Any:
+    """Return the Java class of ConditionalPutLogStore.java in a session that is prepared for S3."""
+    prepare_store(spark, url)
+    jvm: Any = spark.sparkContext._jvm
+    return jvm.lakevision.ConditionalPutLogStore
+
+
 def check_folder(spark: SparkSession, url: str, what: str) -> None:
     """Check that a URL can be listed.
 

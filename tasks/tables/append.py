@@ -1,6 +1,7 @@
 """Appending rows to a Delta table without Spark."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import deltalake
@@ -13,6 +14,7 @@ from tasks.environment import s3_endpoint
 from tasks.object_store import file_system
 from tasks.paths import local_path
 from tasks.spark.session import NeedsSpark
+from tasks.tables.committing import commit, is_unsure
 from tasks.tables.delta import clear_uncommitted, mark_creation, newest_commit
 from tasks.tables.parquet_rows import SpooledRows
 
@@ -39,7 +41,7 @@ def append_rows(
     Raises:
         NeedsSpark: Only Spark can write the table.
     """
-    location, options = _location(path)
+    location, options = location_of(path)
     given: dict[str, Any] = {"storage_options": options, "configuration": properties}
     is_new = newest_commit(path) is None
     if is_new:
@@ -48,14 +50,26 @@ def append_rows(
         # Before the first file: without a log, files of a killed run would be taken for those of something else.
         mark_creation(path)
     try:
-        _append(location, rows, given)
+        with translate_unsupported():
+            commit(path, lambda: _append(location, rows, given))
+    finally:
+        if is_new and newest_commit(path) is None and not is_unsure(path):
+            clear_uncommitted(path)
+
+
+@contextmanager
+def translate_unsupported() -> Iterator[None]:
+    """Translate the errors of delta-rs about a table that it cannot write.
+
+    Raises:
+        NeedsSpark: Only Spark can write the table.
+    """
+    try:
+        yield
     except DeltaError as error:
         if not any(text in str(error) for text in UNSUPPORTED):
             raise
         raise NeedsSpark from error
-    finally:
-        if is_new and newest_commit(path) is None:
-            clear_uncommitted(path)
 
 
 def _append(location: str, rows: SpooledRows | pa.Table, given: dict[str, Any]) -> None:
@@ -76,7 +90,7 @@ def has_row(path: str, column: str, value: str) -> bool:
     """
     if newest_commit(path) is None:
         return False
-    location, options = _location(path)
+    location, options = location_of(path)
     table = deltalake.DeltaTable(location, storage_options=options)
     # By fsspec, as all files on stores: some servers answer a part of an object otherwise than delta-rs expects.
     filesystem, root = file_system(path)
@@ -85,7 +99,7 @@ def has_row(path: str, column: str, value: str) -> bool:
     return bool(rows.count_rows(filter=pyarrow.dataset.field(column) == value))
 
 
-def _location(path: str) -> tuple[str, dict[str, str]]:
+def location_of(path: str) -> tuple[str, dict[str, str]]:
     """Return the URL of a table and the options of its store for delta-rs; credentials come from the environment.
 
     Raises:

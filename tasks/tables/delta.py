@@ -1,23 +1,17 @@
-"""Delta tables: their log, properties, and writes (create, merge, commit of files), one commit each."""
+"""Delta tables: their log, properties, and writes by Spark (create, append, merge), one commit each."""
 
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from functools import reduce
 from operator import and_
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow.parquet as pq
-from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
-from py4j.java_gateway import is_instance_of
-from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
@@ -25,7 +19,8 @@ from pyspark.sql.types import StructField, StructType
 from tasks.errors import WrongInput
 from tasks.object_store import PROBE, file_system, list_names
 from tasks.paths import local_path
-from tasks.spark.file_systems import prepare_store
+from tasks.tables.committing import TableChanged, commit, is_unsure
+from tasks.tables.delta_internals import check_version, data_folder
 from tasks.tables.properties import OTHER_TABLES
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
@@ -169,24 +164,6 @@ def file_name(path: str) -> str:
     return unquote(path)
 
 
-def _delta_log(spark: SparkSession, path: str) -> Any:
-    prepare_store(spark, path)
-    jvm: Any = spark._jvm
-    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
-
-
-def newest_in_log(spark: SparkSession, path: str) -> Any:
-    """Return the JVM object of the newest snapshot in Delta's log; its version is negative without a table."""
-    none = _scala_none(spark._jvm)
-    return _delta_log(spark, path).update(False, none, none)
-
-
-def snapshot_at(spark: SparkSession, path: str, version: int) -> Any:
-    """Return the JVM object of the snapshot of a version that the log can be replayed to."""
-    none = _scala_none(spark._jvm)
-    return _delta_log(spark, path).getSnapshotAt(version, none, none)
-
-
 def vacuum_files(spark: SparkSession, path: str, files: Iterable[tuple[str, int, datetime]], hours: int) -> None:
     """Delete these files of the table with VACUUM, except those that Delta's retention protects.
 
@@ -196,32 +173,29 @@ def vacuum_files(spark: SparkSession, path: str, files: Iterable[tuple[str, int,
         files: Name relative to the table's folder, size in bytes and time of last modification of each file.
         hours: Delta's retention in hours.
     """
-    folder = str(_delta_log(spark, path).dataPath())  # as in Delta's own listing: with a scheme, not percent-encoded
+    folder = data_folder(spark, path)
     rows = [(f"{folder}/{name}", size, False, int(at.timestamp() * 1000)) for name, size, at in files]
     inventory = spark.createDataFrame(rows, "path string, length long, isDir boolean, modificationTime long")
     view = f"inventory_{uuid4().hex}"
     inventory.createOrReplaceTempView(view)
     try:
         table = path.replace("`", "``")
-        spark.sql(f"VACUUM delta.`{table}` USING INVENTORY (SELECT * FROM {view}) RETAIN {hours} HOURS")  # noqa: S608  # SQL has no parameter for a table's name; it is quoted
+        text = f"VACUUM delta.`{table}` USING INVENTORY (SELECT * FROM {view}) RETAIN {hours} HOURS"  # noqa: S608  # SQL has no parameter for a table's name; it is quoted
+        commit(path, lambda: spark.sql(text))
     finally:
         spark.catalog.dropTempView(view)
-
-
-def _scala_none(jvm: Any) -> Any:
-    return getattr(getattr(jvm.scala, "None$"), "MODULE$")
 
 
 def set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) -> None:
     """Set table properties, in one commit."""
     listed = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in values.items())
-    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})")
+    commit(path, lambda: spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})"))
 
 
 def add_columns(spark: SparkSession, path: str, columns: Sequence[StructField]) -> None:
     """Add columns to the end of a table, in one commit; they are null in existing rows."""
     listed = ", ".join(f"`{column.name}` {column.dataType.simpleString()}" for column in columns)
-    spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({listed})")
+    commit(path, lambda: spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({listed})"))
 
 
 def _quoted(value: str) -> str:
@@ -242,135 +216,86 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str], partitio
         mark_creation(path)
     try:
         new = rows.write.format("delta").mode("errorifexists").options(**values)
-        new.partitionBy(*partition_by).save(path)
+        commit(path, lambda: new.partitionBy(*partition_by).save(path))
     except Exception as error:
         if newest_commit(path) is not None:
             raise TableChanged(path) from error
-        clear_uncommitted(path)  # After a full disk, the files would still occupy space.
+        if not is_unsure(path):
+            clear_uncommitted(path)  # After a full disk, the files would still occupy space.
         raise
 
 
-class TableChanged(RuntimeError):
-    """Conflict: another program committed to a table between this run's read and its commit."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"another program wrote to '{path}' during this run: run again")
-
-
-@contextmanager
-def translate_conflict(path: str) -> Iterator[None]:
-    """Translate Delta's exceptions for concurrent commits into TableChanged."""
-    try:
-        yield
-    except DeltaConcurrentModificationException as error:
-        raise TableChanged(path) from error
-    except Py4JJavaError as error:  # Raised by JVM methods that are not called through Delta's Python API.
-        java = "io.delta.exceptions.DeltaConcurrentModificationException"
-        if not is_instance_of(SparkContext._gateway, error.java_exception, java):
-            raise
-        raise TableChanged(path) from error
-
-
-def check_version(spark: SparkSession, path: str, version: int) -> None:
-    """Check that `version`, which was read before, is still the newest.
-
-    Raises:
-        TableChanged: The table is at another version.
-    """
-    if newest_in_log(spark, path).version() != version:
-        raise TableChanged(path)
-
-
-def can_replace_files(spark: SparkSession, path: str) -> bool:
-    """Return whether a file of the table can be replaced by a Parquet file with other rows.
-
-    This is not so if another program gave the table partitions, or features that readers must support, such as
-    deletion vectors and column mapping.
-    """
-    snapshot = newest_in_log(spark, path)
-    return bool(snapshot.protocol().minReaderVersion() == 1 and snapshot.metadata().partitionColumns().isEmpty())
-
-
-def has_change_feed(spark: SparkSession, path: str) -> bool:
-    """Return whether the table has a change data feed."""
-    values = newest_in_log(spark, path).metadata().configuration()
-    return bool(values.get("delta.enableChangeDataFeed").contains("true"))
-
-
-def commit_files(
+def append_files(
     spark: SparkSession,
     path: str,
-    files: Mapping[str, int],
+    files: Iterable[str],
     version: int | None,
     schema: StructType,
     values: Mapping[str, str],
-    removed: Iterable[str] = (),
-    changes: Iterable[str] = (),
 ) -> None:
-    """Commit Parquet files that are already in the table's folder; create the table if it does not exist.
+    """Append the rows of Parquet files to a table by Spark, which copies them; create the table if it does not exist.
 
-    The actions are built as JSON (Delta's PROTOCOL.md, "Actions"); the transaction is Delta's own.
+    Of two drivers that append to the same version, one gets TableChanged: both name the same transaction (txnAppId).
 
     Args:
         spark: The session.
         path: Path or URL of the table.
-        files: Names of the files, with their numbers of rows.
+        files: Paths or URLs of the files.
         version: The table's version that the rows are based on, None if the table did not exist.
-        schema: Columns of the table and of the files; used only to create the table, as are `values`.
-        values: Table properties.
-        removed: Names of files to remove from the table.
-        changes: Names of files for the change data feed, relative to the table's folder; the feed of this commit has
-            only these.
+        schema: Columns of the table and of the files.
+        values: Properties of a new table.
 
     Raises:
         TableChanged: The table is at another version.
     """
-    jvm: Any = spark._jvm
-    delta = jvm.org.apache.spark.sql.delta
-    transaction = _delta_log(spark, path).startTransaction()
-    if transaction.readVersion() != (-1 if version is None else version):
-        raise TableChanged(path)
+    rows = spark.read.schema(schema).parquet(*files)
     if version is None:
-        metadata = {
-            "id": str(uuid4()),
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": schema.json(),
-            "partitionColumns": [],
-            "configuration": dict(values),
-            "createdTime": int(time.time() * 1000),
-        }
-        transaction.updateMetadataForNewTable(delta.actions.Action.fromJson(json.dumps({"metaData": metadata})))
-    transaction.readWholeTable()  # so that a concurrent commit is a conflict
-    actions = jvm.java.util.ArrayList()
+        create_table(path, rows, values)
+        return
+    check_version(spark, path, version)
+    name, attempt = f"lakevision-{version}", uuid4().hex
+    options = {"txnAppId": name, "txnVersion": "1", "userMetadata": attempt}
+    commit(path, lambda: rows.write.format("delta").mode("append").options(**options).save(path))
+    # Delta says nothing if it leaves out a write, since the table has its transaction already.
+    if attempt not in user_metadata_since(path, version):
+        raise TableChanged(path)
+
+
+def user_metadata_since(path: str, version: int) -> set[str]:
+    """Return what commits after `version` were given as `userMetadata`, without Spark."""
     filesystem, root = file_system(path)
-    for name, num_rows in files.items():
-        found = filesystem.info(f"{root}/{name}")
-        add = {
-            "path": quote(name),
-            "partitionValues": {},
-            "size": found["size"],
-            "modificationTime": int(filesystem.modified(f"{root}/{name}").timestamp() * 1000),
-            "dataChange": True,
-            "stats": json.dumps({"numRecords": num_rows}),
-        }
-        actions.add(delta.actions.Action.fromJson(json.dumps({"add": add})))
-    for name in removed:
-        remove = {
-            "path": quote(name),
-            "deletionTimestamp": int(time.time() * 1000),
-            "dataChange": True,
-            "extendedFileMetadata": True,
-            "partitionValues": {},
-            "size": filesystem.size(f"{root}/{name}"),
-        }
-        actions.add(delta.actions.Action.fromJson(json.dumps({"remove": remove})))
-    for name in changes:
-        size = filesystem.size(f"{root}/{name}")
-        change = {"path": quote(name), "partitionValues": {}, "size": size, "dataChange": False}
-        actions.add(delta.actions.Action.fromJson(json.dumps({"cdc": change})))
-    operation = delta.DeltaOperations.Write(jvm.org.apache.spark.sql.SaveMode.Append, *[_scala_none(jvm)] * 3)
-    with translate_conflict(path):
-        transaction.commit(jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq(), operation)
+    names = [name for name in list_names(f"{path.rstrip('/')}/_delta_log") if COMMITTED_NAME.fullmatch(name)]
+    found = (read_commit(filesystem, f"{root}/_delta_log/{name}") for name in names if int(name[:20]) > version)
+    notes = (
+        action["commitInfo"].get("userMetadata") for actions in found for action in actions if "commitInfo" in action
+    )
+    return {note for note in notes if note is not None}
+
+
+def replace_rows(
+    spark: SparkSession, path: str, version: int, rows: DataFrame, key: str, gone: DataFrame | None = None
+) -> None:
+    """Replace the rows with the keys of `rows`, insert the others, and delete those with the keys of `gone`: a MERGE.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the table.
+        version: The table's version that the rows are based on.
+        rows: Rows with all columns of the table.
+        key: The column of the key.
+        gone: Keys of rows to delete; those of `rows` do not count.
+
+    Raises:
+        TableChanged: The table is at another version.
+    """
+    changes = rows.withColumn("is_gone", F.lit(False))  # Spark's literal
+    if gone is not None:
+        deleted = gone.join(rows, on=key, how="left_anti").withColumn("is_gone", F.lit(True))
+        changes = changes.unionByName(deleted, allowMissingColumns=True)
+    values = {name: f"s.{name}" for name in rows.columns}
+    check_version(spark, path, version)
+    merging = merge(spark, path, changes, (key,)).whenMatchedDelete("s.is_gone").whenMatchedUpdate(set=values)
+    commit(path, merging.whenNotMatchedInsert("NOT s.is_gone", values=values).execute)
 
 
 def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:

@@ -1,5 +1,6 @@
 """Table properties that record the settings of the ETL, and checks of a run's settings against them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +27,25 @@ ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 
 OTHER_TABLES = "other tables (storage.tables), or another home (storage.home or LAKEVISION_HOME)"
 """First advice of error messages: it leaves the existing tables as they are, with their models and predictions."""
+
+
+def split_properties(values: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Return Delta's own properties of a new table, and the text with all others for its description.
+
+    delta-rs accepts no others when it creates a table together with its first files.
+    """
+    own = {name: value for name, value in values.items() if name.startswith("delta.")}
+    return own, json.dumps({name: value for name, value in values.items() if name not in own})
+
+
+def join_properties(configuration: Mapping[str, str], description: str | None) -> dict[str, str]:
+    """Return the properties of a table, those in its description included; a property that was set since counts."""
+    try:
+        described = json.loads(description or "{}")
+    except ValueError:
+        described = {}  # a text for readers
+    found = described.items() if isinstance(described, dict) else ()
+    return {name: str(value) for name, value in found if name.startswith(PREFIX)} | dict(configuration)
 
 
 def with_table_split(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:

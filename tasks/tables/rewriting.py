@@ -1,6 +1,6 @@
 """Rewriting of a table's files: in threads of the driver if they are small, else in a Spark job."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,7 @@ def map_files(spark: SparkSession, folder: str, files: pa.Table, mapper: Mapper,
         mapper: Called with one row at a time; in the driver, several threads call it concurrently.
         schema: Schema of the rows that it yields, as a DDL string.
     """
-    if not _are_small(folder, files.column(0).to_pylist()):
+    if not are_small(folder, files.column(0).to_pylist()):
         frame = spark.createDataFrame(files).repartition(files.num_rows)
         return [row.asDict() for row in frame.mapInArrow(mapper, schema).collect()]  # type: ignore[arg-type]  # an iterator in, as documented
     batches = files.combine_chunks().to_batches(max_chunksize=1)
@@ -36,7 +36,8 @@ def map_files(spark: SparkSession, folder: str, files: pa.Table, mapper: Mapper,
         return [row for found in done for batch in found for row in batch.to_pylist()]
 
 
-def _are_small(folder: str, names: list[str]) -> bool:
+def are_small(folder: str, names: Iterable[str]) -> bool:
+    """Return whether the driver should process these files of a table itself."""
     filesystem, root = file_system(folder)
     remaining = DRIVER_BYTES
     for name in names:

@@ -28,10 +28,11 @@ from tasks.paths import local_path
 from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
 from tasks.spark.session import NeedsSpark
-from tasks.tables.delta import newest_commit, newest_in_log
+from tasks.tables.delta import newest_commit
+from tasks.tables.delta_internals import newest_in_log
 from tasks.tables.local_files import chosen_files, data_files, dataset_of, having, is_readable
 from tasks.tables.parquet_rows import ParquetRows, grouped, spool_rows
-from tasks.tables.properties import table_source
+from tasks.tables.properties import join_properties, table_source
 
 STREAM_ROWS = 10_000
 """Minimum number of rows that a Spark task sends to the driver at once: about three megabytes of the ledger."""
@@ -63,6 +64,11 @@ def _columns(table: deltalake.DeltaTable) -> StructType:
     return StructType.fromJson(json.loads(table.schema().to_json()))
 
 
+def _properties(table: deltalake.DeltaTable) -> dict[str, str]:
+    metadata = table.metadata()
+    return join_properties(metadata.configuration, metadata.description)
+
+
 def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
     """Return the newest version of the table, or None if `path` is not a Delta table.
 
@@ -73,23 +79,17 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
         return None
     table = _without_spark(path)
     if table is not None:
-        metadata = table.metadata()
-        properties = dict(metadata.configuration)
+        metadata, properties = table.metadata(), _properties(table)
         ref = TableRef(path=path, version=table.version(), table_id=str(metadata.id), source=table_source(properties))
         return Snapshot(ref, properties, _columns(table))
     if spark is None:
         raise NeedsSpark
-    # Read from Delta's log directly: `DESCRIBE HISTORY` and `DESCRIBE DETAIL` are Spark jobs of a second each.
-    jvm: Any = spark._jvm
     snapshot = newest_in_log(spark, path)
-    if snapshot.version() < 0:
+    if snapshot is None:
         return None
-    found = snapshot.metadata()
-    as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
-    properties = dict(as_java(found.configuration()))
-    ref = TableRef(path=path, version=snapshot.version(), table_id=found.id(), source=table_source(properties))
-    schema = StructType.fromJson(json.loads(found.schemaString()))
-    return Snapshot(ref, properties, schema)
+    source = table_source(snapshot.properties)
+    ref = TableRef(path=path, version=snapshot.version, table_id=snapshot.table_id, source=source)
+    return Snapshot(ref, snapshot.properties, snapshot.schema)
 
 
 def files_containing(spark: SparkSession | None, table: TableRef, key: str, values: pa.Array) -> list[str]:
@@ -176,7 +176,7 @@ def at_version(spark: SparkSession | None, path: str, version: int | None, setti
         return newest
     if version < newest.version and (table := _without_spark(path, version)) is not None:
         _check_files(table, path, version, setting)
-        return newest.model_copy(update={"version": version, "source": table_source(table.metadata().configuration)})
+        return newest.model_copy(update={"version": version, "source": table_source(_properties(table))})
     if spark is None:
         raise NeedsSpark
     versions = [row["version"] for row in DeltaTable.forPath(spark, path).history().select("version").collect()]
@@ -211,7 +211,7 @@ def properties_of(table: TableRef) -> dict[str, str]:
     found = _without_spark(table.path, table.version)
     if found is None:
         raise NeedsSpark
-    return dict(found.metadata().configuration)
+    return _properties(found)
 
 
 def schema_of(spark: SparkSession | None, table: TableRef) -> StructType:

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from tasks.errors import TableInUse
 from tasks.object_store import file_system, has_conditional_puts
-from tasks.system.locks import exclusive_lock
+from tasks.spark.file_systems import conditional_log_store
+from tasks.system.locks import exclusive_lock, leased, lock_lost
 
 logger = logging.getLogger("lakevision.tables")
 
@@ -25,6 +26,9 @@ RENEWAL_SECONDS = 10.0
 
 ABANDONED_SECONDS = 60.0
 """Age of a mark by the server's clock after which its driver counts as killed."""
+
+LEASE_SECONDS = ABANDONED_SECONDS / 2
+"""Time after the last renewal up to which a driver begins a commit: the rest is for the commit, and for the clocks."""
 
 
 @contextmanager
@@ -45,13 +49,16 @@ def write_access(path: str, spark: SparkSession | None = None) -> Iterator[None]
         if not path.startswith("s3a://") or has_conditional_puts(path.rsplit("/", 1)[0]):
             yield
         else:
-            with _only_driver(path):
+            with _only_driver(path, spark):
                 yield
 
 
 @contextmanager
-def _only_driver(path: str) -> Iterator[None]:
+def _only_driver(path: str, spark: SparkSession | None) -> Iterator[None]:
     """Mark a table as written to by this driver for the duration of the block.
+
+    A driver that could not renew its mark begins no commit. Nor does its JVM, which asks again at each attempt of a
+    commit to put it into the log.
 
     Raises:
         TableInUse: Another driver has a mark, and renews it.
@@ -66,7 +73,7 @@ def _only_driver(path: str) -> Iterator[None]:
     filesystem.pipe_file(own, b"")
     try:
         _refuse_others(filesystem, own, path)
-        with _renewed(filesystem, own):
+        with _renewed(filesystem, own, path, spark) as lease, leased(lease.check):
             yield
     finally:
         try:
@@ -104,22 +111,55 @@ def _marks(filesystem: Any, own: str) -> dict[str, float]:
     return {mark["name"]: mark["LastModified"].timestamp() for mark in listed}
 
 
+class _Lease:
+    """The time up to which this driver may begin a commit to a table, for this process and its JVM."""
+
+    def __init__(self, path: str, spark: SparkSession | None) -> None:
+        self._path, self._began = path, 0.0
+        self._log_store: Any = None if spark is None else conditional_log_store(spark, path)
+        self.renew(time.monotonic())
+
+    def renew(self, began: float) -> None:
+        """Note that the mark was renewed by a request that began at this time of the monotonic clock."""
+        self._began = began
+        if self._log_store is not None:
+            self._log_store.lease(self._path, int(1000 * (LEASE_SECONDS - (time.monotonic() - began))))
+
+    def check(self) -> None:
+        """Check that no other driver can count this one as killed.
+
+        Raises:
+            LockLost: The mark was not renewed for LEASE_SECONDS.
+        """
+        age = time.monotonic() - self._began
+        if age > LEASE_SECONDS:
+            raise lock_lost(self._path, f"for {age:.0f} s")
+
+    def end(self) -> None:
+        """Let the JVM commit without a lease again."""
+        if self._log_store is not None:
+            self._log_store.release(self._path)
+
+
 @contextmanager
-def _renewed(filesystem: Any, own: str) -> Iterator[None]:
-    """Renew the mark in a thread for the duration of the block."""
-    ended = threading.Event()
+def _renewed(filesystem: Any, own: str, path: str, spark: SparkSession | None) -> Iterator[_Lease]:
+    """Renew the mark in a thread for the duration of the block; yield the lease that it gives."""
+    ended, lease = threading.Event(), _Lease(path, spark)
 
     def renew() -> None:
         while not ended.wait(RENEWAL_SECONDS):
+            began = time.monotonic()
             try:
                 filesystem.pipe_file(own, b"")
+                lease.renew(began)
             except Exception as error:  # Each store's package has its own; the next renewal may succeed.
                 logger.warning("the mark %s was not renewed: %s", own, error)
 
     thread = threading.Thread(target=renew, name="lakevision-writer", daemon=True)
     thread.start()
     try:
-        yield
+        yield lease
     finally:
         ended.set()
         thread.join()
+        lease.end()

@@ -18,12 +18,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.config.etl import EtlConfig
-from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.config.storage import StorageConfig
 from tasks.etl.commits import IMAGES_PROPERTIES
 from tasks.schema import FILES, FILES_ARROW, IMAGES, IMAGES_ARROW, PREDICTIONS
-from tasks.spark.session import keep_spark, spark_session
 from tasks.storage import Storage, resolve_storage
-from tasks.tables import delta
+from tasks.tables.direct_commits import add_files
 from tasks.tables.properties import table_properties
 
 CLASSES = 100
@@ -155,9 +154,8 @@ def main() -> None:
     ledger = rows.read(FILES_QUERY, FILES_ARROW, ROWS_PER_FILE // 10, size=len(CONTENT))
     files = write_parts(Path(storage.table("files")), ledger, ROWS_PER_FILE)
     values = table_properties(etl, source)
-    with keep_spark(), spark_session(SparkConfig(), storage) as spark:
-        delta.commit_files(spark, storage.table("images"), parts, None, IMAGES, {**values, **IMAGES_PROPERTIES})
-        delta.commit_files(spark, storage.table("files"), files, None, FILES, values)
+    add_files(storage.table("images"), parts, None, IMAGES, {**values, **IMAGES_PROPERTIES})
+    add_files(storage.table("files"), files, None, FILES, values)
     for version in (OLD_VERSION, NEW_VERSION):
         chosen = {"model": MODEL, "version": version, "old": OLD_VERSION}
         predictions = rows.read(PREDICTIONS_QUERY, to_arrow_schema(PREDICTIONS), ROWS_PER_FILE // 10, **chosen)

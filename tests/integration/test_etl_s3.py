@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pytest
+import s3fs
+from py4j.protocol import Py4JJavaError
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
@@ -28,8 +30,10 @@ from tasks.predict import source_batch
 from tasks.predict.answers import source_answers
 from tasks.predict.source_batch import predict_source
 from tasks.registry.promote import promote_best
-from tasks.spark.file_systems import FEW_RETRIES
+from tasks.spark.file_systems import FEW_RETRIES, conditional_log_store
 from tasks.storage import Storage, resolve_storage
+from tasks.tables.append import append_rows
+from tasks.tables.delta import newest_commit
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
 from tests.builders.object_store import ObjectStore, serve
@@ -105,6 +109,16 @@ def bucket(store) -> Path:
     for number, name in enumerate(("a=b 50%.png", "[x]*?.png", "a:b#c+%20.JPG", "_under.png")):
         noise(100 + number).save(folder / "größe 猫" / name, format="PNG")
     return folder
+
+
+@pytest.fixture
+def s3fs_of_the_store(store, bucket, monkeypatch) -> Iterator[None]:
+    """Let this process itself read and write the store."""
+    for name, value in store.environment().items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def collect_command_lines(process: subprocess.Popen[str], found: set[str]) -> None:
@@ -258,6 +272,25 @@ def test_table_on_a_store_without_its_jars_is_refused(spark):
     """The error names the URL and what to fetch, before Delta is asked."""
     with pytest.raises(WrongInput, match=r"'gs://bucket/t' is a URL of gs, and the jars for gs:// are not there: put"):
         newest_snapshot(spark, "gs://bucket/t")
+
+
+def test_jvm_commits_to_a_store_only_within_its_lease(spark, store, s3fs_of_the_store):
+    """It asks again at each put to the log: a lease may end while a commit computes its rows."""
+    table = "s3a://photos/tables/numbers"
+    append_rows(table, pa.table({"number": [1]}))
+    log = conditional_log_store(spark, table)
+    rows = spark.createDataFrame([(2,)], "number long").write.format("delta").mode("append")
+
+    log.lease(table, -1)
+    with pytest.raises(Py4JJavaError, match="the lease of this driver has ended, so that another may write to s3a://"):
+        rows.save(table)
+    assert newest_commit(table) == f"{0:020}.json"
+    log.lease(table, 60_000)
+    rows.save(table)
+    log.lease(table, -1)
+    log.release(table)
+    rows.save(table)
+    assert newest_commit(table) == f"{2:020}.json"
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import deltalake
 import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
@@ -16,7 +17,6 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.registry.promote import promote_best
 from tasks.stream import micro_batch
-from tasks.tables.delta import newest_in_log
 from tests.builders.image_bytes import png_header_only
 from tests.builders.killed_streams import MODEL, kill_in_batch
 from tests.builders.streams import append_images, create_images, photos_of, predicted, stream
@@ -178,7 +178,7 @@ def test_deleted_changes_and_a_damaged_checkpoint_have_a_way_out(spark, source, 
     append_images(spark, path, images[5:6])
     spark.sql(f"OPTIMIZE delta.`{path}`")  # The only commit that stays changes no rows.
     delta_log = Path(path, "_delta_log")
-    newest_in_log(spark, path).deltaLog().checkpoint()
+    deltalake.DeltaTable(path).create_checkpoint()
     for file in sorted(delta_log.glob("*.json"))[:-1]:
         file.unlink()
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)

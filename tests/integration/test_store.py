@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import boto3
 import deltalake
+import pyarrow as pa
 import pytest
 import s3fs
 import torch
@@ -18,13 +19,14 @@ from tasks.cache import sweep
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.config.storage import StorageConfig
-from tasks.errors import TableInUse, WrongInput
+from tasks.errors import LockLost, TableInUse, WrongInput
 from tasks.object_store import check_store, file_system, has_conditional_puts, list_names
 from tasks.refs import CacheRef
 from tasks.registry.history import DecisionRow, record
 from tasks.storage import resolve_storage
 from tasks.system.disk import check_writable
 from tasks.tables import delta, writer
+from tasks.tables.append import append_rows
 from tasks.tables.writer import write_access
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.object_store import ObjectStore, minio_program, serve, serve_minio
@@ -211,3 +213,29 @@ def test_second_driver_is_refused_where_puts_are_not_conditional(store, monkeypa
     (marks / "killed").touch()
     with write_access(table):
         assert len(list(marks.iterdir())) == 2
+
+
+def no_route(*_given: object) -> None:
+    """Fail as a request without a network."""
+    raise OSError("no route")
+
+
+def test_driver_that_cannot_renew_its_mark_commits_nothing(store, tmp_path, monkeypatch):
+    """Its lease ends before the mark counts as that of a killed one: a second driver would write at the same time."""
+    monkeypatch.setattr(writer, "RENEWAL_SECONDS", 0.1)
+    monkeypatch.setattr(writer, "LEASE_SECONDS", 0.5)
+    table, rows = "s3a://lake/tables/promotions", pa.table({"name": ["a"]})
+    marks = store.folder / "lake" / "tables" / "promotions.writers"
+    with write_access(table):
+        time.sleep(1)  # renewed several times
+        append_rows(table, rows)
+        with monkeypatch.context() as lost:
+            lost.setattr(file_system(table)[0], "pipe_file", no_route)
+            time.sleep(1)
+            with pytest.raises(
+                LockLost, match=f"lock of '{table}' was not renewed .for 1 s.*: nothing was committed; run"
+            ):
+                append_rows(table, rows)
+        assert len(list(marks.iterdir())) == 1
+    log = store.folder / "lake" / "tables" / "promotions" / "_delta_log"
+    assert [file.name for file in log.glob("*.json")] == [f"{0:020}.json"]

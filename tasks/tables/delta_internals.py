@@ -1,0 +1,108 @@
+"""Snapshots of Delta's own classes in the JVM, which Delta does not promise: they cost no Spark job of a second each.
+
+Nothing is written by them. A test compares INTERNALS with the classes of the installed Delta.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from tasks.spark.file_systems import prepare_store
+from tasks.tables.committing import TableChanged
+from tasks.tables.properties import join_properties
+
+INTERNALS = {
+    "org.apache.spark.sql.delta.DeltaLog": ("forTable", "update", "getSnapshotAt", "dataPath"),
+    "org.apache.spark.sql.delta.Snapshot": ("version", "metadata", "allFiles", "tombstones"),
+    "org.apache.spark.sql.delta.actions.Metadata": ("id", "configuration", "description", "schemaString"),
+}
+"""Methods that this module calls, by class."""
+
+
+@dataclass(frozen=True)
+class LogSnapshot:
+    """The newest version in a table's log, with the id, properties and columns of the table."""
+
+    version: int
+    table_id: str
+    properties: dict[str, str]
+    schema: StructType
+
+
+@dataclass(frozen=True)
+class NamedFiles:
+    """Data files that snapshots name, by their percent-encoded paths.
+
+    Attributes:
+        kept: Files of one of the snapshots.
+        removed: Files that were removed from the newest one, and that Delta still remembers.
+        has_vectors: Whether a snapshot has a deletion vector.
+    """
+
+    kept: set[str]
+    removed: set[str]
+    has_vectors: bool
+
+
+def _delta_log(spark: SparkSession, path: str) -> Any:
+    prepare_store(spark, path)
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+
+
+def _scala_none(spark: SparkSession) -> Any:
+    jvm: Any = spark._jvm
+    return getattr(getattr(jvm.scala, "None$"), "MODULE$")
+
+
+def _newest(spark: SparkSession, path: str) -> Any:
+    none = _scala_none(spark)
+    return _delta_log(spark, path).update(False, none, none)
+
+
+def newest_in_log(spark: SparkSession, path: str) -> LogSnapshot | None:
+    """Return the newest version in Delta's log, or None without a table."""
+    snapshot = _newest(spark, path)
+    if snapshot.version() < 0:
+        return None
+    found = snapshot.metadata()
+    jvm: Any = spark._jvm
+    configuration = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(found.configuration()))
+    properties = join_properties(configuration, found.description())
+    schema = StructType.fromJson(json.loads(found.schemaString()))
+    return LogSnapshot(snapshot.version(), found.id(), properties, schema)
+
+
+def check_version(spark: SparkSession, path: str, version: int) -> None:
+    """Check that `version`, which was read before, is still the newest.
+
+    Raises:
+        TableChanged: The table is at another version.
+    """
+    if _newest(spark, path).version() != version:
+        raise TableChanged(path)
+
+
+def data_folder(spark: SparkSession, path: str) -> str:
+    """Return the folder of the data files as in Delta's own listing: with a scheme, not percent-encoded."""
+    return str(_delta_log(spark, path).dataPath())
+
+
+def named_files(spark: SparkSession, path: str, versions: Iterable[int]) -> NamedFiles:
+    """Return the data files of the newest version and of some others, to which the log can be replayed."""
+    none, newest = _scala_none(spark), _newest(spark, path)
+    kept, has_vectors = set(), False
+    for snapshot in [newest, *(_delta_log(spark, path).getSnapshotAt(version, none, none) for version in versions)]:
+        for row in _as_frame(spark, snapshot.allFiles()).select("path", "deletionVector.storageType").collect():
+            kept.add(row["path"])
+            has_vectors |= row["storageType"] is not None
+    removed = {row["path"] for row in _as_frame(spark, newest.tombstones()).select("path").collect()}
+    return NamedFiles(kept, removed, has_vectors)
+
+
+def _as_frame(spark: SparkSession, rows: Any) -> DataFrame:
+    return DataFrame(rows.toDF(), spark)

@@ -1,0 +1,184 @@
+"""Commits by delta-rs, without Spark: of files that are in a table's folder already, and of rows in place of others.
+
+Both are refused if another program gave the table what such files would not have, such as partitions.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    PostCommitHookProperties,
+    RemoveAction,
+    create_table_with_add_actions,
+)
+from pyspark.sql.types import StructType
+
+from tasks.object_store import file_system
+from tasks.paths import local_path
+from tasks.refs import TableRef
+from tasks.spark.session import NeedsSpark
+from tasks.tables.append import location_of, translate_unsupported
+from tasks.tables.committing import TableChanged, commit
+from tasks.tables.delta import newest_commit
+from tasks.tables.properties import split_properties
+from tasks.tables.rewriting import DRIVER_BYTES
+from tasks.tables.snapshots import files_containing
+
+MAX_KEYS = 10_000
+"""Number of keys up to which a condition names them: measured, 10,000 take 1.4 s, and are in the commit's file."""
+
+CHANGE_FEED_WRITER = 4
+"""Writer version of tables with a change data feed (PROTOCOL.md of Delta, "Table Features")."""
+
+GROUP_BYTES = 16 << 20
+"""Bytes of a row group of a file that is written again: the memory of a reader."""
+
+# A commit that does not become the next version is a conflict, since the changes were computed from another version.
+# The log is kept: the table's own retention applies when Spark makes a checkpoint.
+AS_NEXT_VERSION: dict[str, Any] = {
+    "commit_properties": CommitProperties(max_commit_retries=0),
+    "post_commithook_properties": PostCommitHookProperties(cleanup_expired_logs=False),
+}
+
+
+def takes_plain_files(table: deltalake.DeltaTable) -> bool:
+    """Return whether a Parquet file with a table's columns can be added to it as it is.
+
+    This is not so if another program gave the table partitions, constraints, generated columns, or features of the
+    protocol such as column mapping and deletion vectors.
+    """
+    protocol, metadata = table.protocol(), table.metadata()
+    is_plain = protocol.min_reader_version == 1 and protocol.min_writer_version <= CHANGE_FEED_WRITER
+    fields = json.loads(table.schema().to_json())["fields"]
+    return (
+        is_plain
+        and not metadata.partition_columns
+        and not any(name.startswith("delta.constraints.") for name in metadata.configuration)
+        and not any(name.startswith("delta.") for field in fields for name in field["metadata"])
+    )
+
+
+def add_files(
+    path: str,
+    files: Mapping[str, int],
+    version: int | None,
+    schema: StructType,
+    values: Mapping[str, str],
+    *,
+    replaces_all: bool = False,
+) -> None:
+    """Commit Parquet files that are already in the table's folder; create the table if it does not exist.
+
+    Args:
+        path: Path or URL of the table.
+        files: Names of the files, with their numbers of rows.
+        version: The table's version that the rows are based on, None if the table did not exist.
+        schema: Columns of the table and of the files.
+        values: Properties of a new table.
+        replaces_all: Whether all rows of the table are removed in the same commit.
+
+    Raises:
+        NeedsSpark: Only Spark can write the table.
+        TableChanged: The table is at another version.
+    """
+    columns = deltalake.Schema.from_json(schema.json())
+    added = [_add_action(path, name, rows) for name, rows in files.items()]
+    if version is None:
+        location, options = location_of(path)
+        properties, description = split_properties(values)
+        given = {"configuration": properties, "description": description, "storage_options": options, **AS_NEXT_VERSION}
+        with _only_creator(path):
+            commit(path, lambda: create_table_with_add_actions(location, columns, added, **given))
+        return
+    table, mode = _open(path, version), "overwrite" if replaces_all else "append"
+    actions: list[AddAction | RemoveAction] = [*added]
+    with translate_unsupported():
+        commit(path, lambda: table.create_write_transaction(actions, mode, columns, **AS_NEXT_VERSION))
+
+
+@contextmanager
+def _only_creator(path: str) -> Iterator[None]:
+    """Translate the error of delta-rs for a table that exists.
+
+    Raises:
+        TableChanged: Another driver created the table meanwhile.
+    """
+    try:
+        yield
+    except DeltaError as error:
+        if newest_commit(path) is not None:
+            raise TableChanged(path) from error
+        raise
+
+
+def _open(path: str, version: int) -> deltalake.DeltaTable:
+    """Open a table that `takes_plain_files`.
+
+    Raises:
+        NeedsSpark: It does not, or delta-rs cannot read it.
+        TableChanged: The table is at another version.
+    """
+    location, options = location_of(path)
+    with translate_unsupported():
+        table = deltalake.DeltaTable(location, storage_options=options)
+    if table.version() != version:
+        raise TableChanged(path)
+    if not takes_plain_files(table):
+        raise NeedsSpark
+    return table
+
+
+def _add_action(path: str, name: str, num_rows: int) -> AddAction:
+    filesystem, root = file_system(path)
+    modified = int(filesystem.modified(f"{root}/{name}").timestamp() * 1000)
+    size = filesystem.info(f"{root}/{name}")["size"]
+    return AddAction(name, size, {}, modified, data_change=True, stats=json.dumps({"numRecords": num_rows}))
+
+
+def replace_few_rows(path: str, version: int, rows: pa.Table, key: str, keys: pa.Array) -> None:
+    """Delete the rows with these keys, and insert `rows`, in one commit to a table in a local folder.
+
+    The files that contain the rows are written again. The change data feed has exactly the deleted and inserted rows.
+
+    Args:
+        path: Path of the table.
+        version: The table's version that the rows are based on.
+        rows: Rows with the columns of the table, whose keys are among `keys`.
+        key: A text column, the table's key.
+        keys: Its values in the rows to delete.
+
+    Raises:
+        NeedsSpark: Only Spark can write the table; or there are many keys, or large files.
+        TableChanged: The table is at another version.
+    """
+    folder = local_path(path)
+    if folder is None or len(keys) > MAX_KEYS:  # The files of a table on a store are not sent through the driver.
+        raise NeedsSpark
+    table = _open(path, version)
+    files = files_containing(None, TableRef(path=path, version=version), key, keys)
+    if rows.nbytes + sum((folder / name).stat().st_size for name in files) > DRIVER_BYTES:
+        raise NeedsSpark
+    # delta-rs reads a text without escapes, whose only special character is the quote.
+    quoted = pc.binary_join_element_wise("'", pc.replace_substring(keys, "'", "''"), "'", "")
+    condition = f"{key} IN ({', '.join(quoted.to_pylist())})"
+    properties = deltalake.WriterProperties(compression="ZSTD", max_row_group_size=_group_rows(rows, table))
+    given = {"predicate": condition, "writer_properties": properties, **AS_NEXT_VERSION}
+    with translate_unsupported():
+        # Not its `delete` and `merge`, whose files have a type of text that PyArrow 14 cannot read.
+        commit(path, lambda: deltalake.write_deltalake(table, rows, mode="overwrite", **given))
+
+
+def _group_rows(rows: pa.Table, table: deltalake.DeltaTable) -> int:
+    """Return the number of rows that GROUP_BYTES hold on average."""
+    added = pa.table(table.get_add_actions())
+    num_rows = rows.num_rows + (pc.sum(added["num_records"]).as_py() or 0)
+    num_bytes = rows.nbytes + (pc.sum(added["size_bytes"]).as_py() or 0)
+    return int(max(1, num_rows * GROUP_BYTES // max(1, num_bytes)))
