@@ -38,7 +38,7 @@ def write_images(
         TableChanged: Another program wrote to the table, which was at `version`.
     """
     parts, surplus = choose_parts(spark, compared, target), compared.surplus()
-    path, new = target.folder, parts.new
+    new = parts.new
     if version is not None and surplus.num_rows:
         if surplus.num_rows == compared.num_existing() and _add_parts(target, parts.moved | new, version, values):
             return
@@ -78,16 +78,18 @@ def _replace_images(
 ) -> None:
     """Delete rows, and insert the rows of the parts, some of which replace them, in one commit."""
     path, gone = target.folder, surplus["sha256"].combine_chunks()
-    try:
-        if not are_small(path, parts):
-            raise NeedsSpark
+    if are_small(path, parts):
         rows = pa.Table.from_batches(read_rows(target, parts, IMAGES_ARROW), IMAGES_ARROW)
         keys = pa.concat_arrays([gone, *rows["sha256"].chunks]).unique()
-        replace_few_rows(path, version, rows, "sha256", keys)
-    except NeedsSpark:
-        files = [f"{path}/{name}" for name in parts]
-        insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
-        delta.replace_rows(spark, path, version, insert, "sha256", spark.createDataFrame(surplus))
+        try:
+            replace_few_rows(path, version, rows, "sha256", keys)
+        except NeedsSpark:
+            pass  # Spark writes it below, from the files themselves.
+        else:
+            return
+    files = [f"{path}/{name}" for name in parts]
+    insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
+    delta.replace_rows(spark, path, version, insert, "sha256", spark.createDataFrame(surplus))
 
 
 def write_files(

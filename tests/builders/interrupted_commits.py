@@ -93,7 +93,7 @@ def rewrite(spark: SparkSession, storage: Storage, number: int) -> None:
 
 
 def set_properties(spark: SparkSession, storage: Storage, number: int) -> None:
-    """Merge predictions if there is no table, and set a property."""
+    """Merge predictions in the first step, and set a property."""
     if number == 0:
         merge(spark, storage, number)
     delta.set_properties(spark, storage.table("predictions"), {"lakevision.step": str(number)})
@@ -111,7 +111,7 @@ def stream(spark: SparkSession, storage: Storage, number: int) -> None:
 
 
 def ingest(_spark: SparkSession, storage: Storage, number: int) -> None:
-    """Run the ETL on a source with new images, one image less, and one that moved."""
+    """Run the ETL on a source with new images, of which an older one is deleted, and another moved."""
     source = source_of(storage)
     write_images(source, 2, first=2 * number)
     if number:

@@ -5,8 +5,8 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import deltalake
+import pytest
 from delta.tables import DeltaTable
 
 from tasks.errors import WrongInput
