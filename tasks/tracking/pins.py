@@ -2,7 +2,7 @@
 
 A clean-up asks one tracking server, and a table may be shared by several. So each server has a folder below `_pins`,
 with an object for each version, whose name is its number. Delta ignores names with an underscore, and a pin makes no
-commit. Promotions and clean-ups add objects, and none is rewritten, so that concurrent writers lose no pin on any store.
+commit. Promotions and clean-ups add objects and rewrite none, so that concurrent writers lose no pin on any store.
 """
 
 import hashlib
