@@ -23,7 +23,7 @@ def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
         runs = [decision.challenger]
         approval = ask(decision, config.promote)
     settings = config.promote, storage, config.spark
-    return run_stage(promote_run, runs, *settings, approval=approval, predict=config.predict)
+    return run_stage(promote_run, runs, *settings, approval=approval, predict=config.predict, reason=config.reason)
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ index is the number of the label's class, and precision that of the computation.
 classes in descending order, with the probabilities top_probabilities.
 """
 
-ADDED_TO_PREDICTIONS = ("index", "top_labels", "top_probabilities", "precision")
-"""Columns that a table of release 0.1.0 lacks; they are added to it, and null in its rows."""
+ADDED_TO_PREDICTIONS = ("index", "top_labels", "top_probabilities", "precision", "content_sha256")
+"""Columns that a table of an earlier release lacks; they are added to it, and null in its rows."""
 
 CHANGE_FEED = "delta.enableChangeDataFeed"
 PREDICTIONS_PROPERTIES = {CHANGE_FEED: "true"}
@@ -104,10 +104,15 @@ PREDICTIONS = StructType(
         StructField("model_name", StringType(), nullable=False),
         StructField("model_version", LongType(), nullable=False),
         *PREDICTION,
+        StructField("content_sha256", StringType()),
         StructField("predicted_at", TimestampType(), nullable=False),
     ]
 )
-"""One row per image and model version."""
+"""One row per image and model version.
+
+sha256 is the key of the image, the digest of its original file. content_sha256 is the digest of the bytes that were
+predicted: those of the file, or those of a table, where a large image is scaled down.
+"""
 
 INPUTS_KEY = ("source", "path")
 

@@ -1,15 +1,23 @@
 """Parameters of the promotion to champion."""
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from tasks.config.form import Schema
 from tasks.config.frozen import FrozenConfig
 from tasks.config.values import YEAR_SECONDS, ModelName, StageTimeout
 
 
 class PromoteConfig(FrozenConfig):
     """Selection of the champion among training runs."""
+
+    rules: ClassVar[tuple[Schema, ...]] = (
+        {
+            "if": {"required": ["min_accuracy_gain"], "properties": {"min_accuracy_gain": {"exclusiveMaximum": 0}}},
+            "then": {"properties": {"max_p_value": {"minimum": 1}}},
+        },
+    )
 
     model_name: ModelName | None = Field(
         None,
@@ -35,7 +43,8 @@ class PromoteConfig(FrozenConfig):
         ge=-1.0,
         le=1.0,
         description="The accuracy must exceed the champion's on the same images by more than this; negative to accept "
-        "a run that is worse by less",
+        "a run that is worse by less, -1: no limit. It grows with the number of challengers that these images have "
+        "judged",
     )
     max_recall_drop: float = Field(
         0.1,
@@ -44,14 +53,17 @@ class PromoteConfig(FrozenConfig):
         description="Maximum drop of the recall of a class against the champion's; 1: no limit",
     )
     min_class_images: int = Field(
-        20, ge=1, description="Test images of a class from which on max_recall_drop counts: few images prove no drop"
+        20,
+        ge=1,
+        description="Test images of a class from which on max_recall_drop counts as it is; with fewer, a larger drop "
+        "counts unless it may be chance",
     )
     max_p_value: float = Field(
         1.0,
         ge=0.0,
         le=1.0,
         description="Maximum p-value of McNemar's exact test of both models on the same images, such as 0.05; 1: no "
-        "limit",
+        "limit. It is divided by the number of challengers that these images have judged",
     )
     max_latency_ratio: float | None = Field(
         None,
@@ -60,6 +72,16 @@ class PromoteConfig(FrozenConfig):
     )
     max_megabytes: float | None = Field(
         None, gt=0.0, description="Maximum size of the weights, in megabytes (10^6 bytes); empty: no limit"
+    )
+    allow_fewer_classes: bool = Field(
+        False,
+        description="Whether a run may replace a champion that has classes which the run lacks, such as after a class "
+        "was renamed or removed",
+    )
+    replace_unusable: bool = Field(
+        False,
+        description="Whether a run replaces a champion that cannot be evaluated, such as one whose files are lost; "
+        "else that champion stays",
     )
     approval: Literal["auto", "human"] = Field(
         "auto",
@@ -75,6 +97,21 @@ class PromoteConfig(FrozenConfig):
     timeout_seconds: StageTimeout = Field(
         86_400, description="Timeout of the promotion, in seconds; it is retried twice, each time with this timeout"
     )
+
+    @model_validator(mode="after")
+    def _check_p_value(self) -> Self:
+        """Refuse a test for a difference where a run that is worse is accepted.
+
+        Its p-value is small for a run that is significantly worse, and 1 for a run that is equal.
+        """
+        if self.min_accuracy_gain < 0 and self.max_p_value < 1:
+            raise ValueError(
+                f"min_accuracy_gain is {self.min_accuracy_gain} and max_p_value is {self.max_p_value}, which together "
+                "promote a run that is significantly worse and refuse an equal one: to accept a run that is worse by "
+                f"less than {-self.min_accuracy_gain}, leave max_p_value at 1; to promote only a run that is "
+                "significantly better, set min_accuracy_gain to 0 or more"
+            )
+        return self
 
 
 MODEL_NAME = {"model_name": ("promote", "model_name")}

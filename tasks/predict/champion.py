@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
@@ -10,8 +11,9 @@ from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput, join_names
-from tasks.model_package.description import FILE_LIMITS
-from tasks.refs import ModelRef, TableRef
+from tasks.model_package.description import DESCRIPTION_FILE, FILE_LIMITS, read_classes
+from tasks.predict.invalid_package import translate_invalid
+from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tables import snapshots
 
@@ -135,3 +137,17 @@ def fetch_classifier(storage: Storage, model: ModelRef, folder: Path) -> Path:
         WrongInput: As in `tracking.fetch_registered`.
     """
     return tracking.fetch_registered(storage, model, FILE_LIMITS, folder)
+
+
+def known_classes(model: ModelRef | RunRef, storage: Storage) -> tuple[str, ...]:
+    """Return the classes of a registered version, or of the model that a run logged; torch is not imported.
+
+    Raises:
+        WrongInput: The description of the model is missing or invalid, or differs from the registered one.
+    """
+    limits = {DESCRIPTION_FILE: FILE_LIMITS[DESCRIPTION_FILE]}
+    with TemporaryDirectory() as scratch, translate_invalid():
+        folder = Path(scratch) / "model"
+        if isinstance(model, RunRef):
+            return read_classes(tracking.fetch_logged(storage, model, limits, folder))
+        return read_classes(tracking.fetch_registered(storage, model, limits, folder))

@@ -84,7 +84,7 @@ def contents_of(images: DataFrame, keys: pa.Table, repeated: pa.Table | None = N
     Args:
         images: Columns sha256 and content.
         keys: KEYS_ARROW of the images that the table has once.
-        repeated: The same of those with several rows, of which one is returned.
+        repeated: The same of those with several rows, of which the one with the smallest digest is returned.
     """
 
     def chosen(wanted: pa.Table) -> DataFrame:
@@ -93,7 +93,7 @@ def contents_of(images: DataFrame, keys: pa.Table, repeated: pa.Table | None = N
 
     if repeated is None or not repeated.num_rows:
         return chosen(keys)
-    once = chosen(repeated).groupBy("sha256").agg(F.min("content").alias("content"))
+    once = chosen(repeated).groupBy("sha256").agg(F.min_by("content", F.sha2("content", 256)).alias("content"))
     return chosen(keys).unionByName(once)
 
 

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tasks.config.prediction import PredictConfig
@@ -15,6 +16,11 @@ from tasks.system.disk import check_writable
 from tasks.tables import delta, snapshots
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.writer import write_access
+
+_ARROW = to_arrow_schema(PREDICTIONS)
+DIGEST = _ARROW.field("content_sha256")
+JUDGED_ARROW = pa.schema([_ARROW.field(name) for name in ("sha256", "content_sha256", "label", "top_labels")])
+"""Columns of a prediction that a model is judged by."""
 
 
 def check_paths(path: str, predictions: str, storage: Storage) -> None:

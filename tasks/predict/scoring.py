@@ -78,20 +78,22 @@ def spread(images: DataFrame, num: int) -> DataFrame:
 
 
 def with_predictions(images: DataFrame, sent: SentModel, predict: PredictConfig) -> DataFrame:
-    """Return the columns of `images` without content, and the prediction of each as a struct; as `score`."""
+    """Return the columns of `images`, a digest instead of content, and the prediction as a struct; as `score`."""
     spark = images.sparkSession
     predictor = make_predictor(sent.package, predict, threads_per_task(spark), count_ended_tasks(spark.sparkContext))
     kept = [name for name in images.columns if name != "content"]
-    return images.select(*kept, predictor("content").alias("prediction"))
+    digest = F.sha2("content", 256).alias("content_sha256")
+    return images.select(*kept, digest, predictor("content").alias("prediction"))
 
 
 def prediction_rows(predicted: DataFrame, model: ModelRef) -> DataFrame:
-    """Return the rows of PREDICTIONS of the columns sha256 and prediction."""
+    """Return the rows of PREDICTIONS of the columns sha256, content_sha256 and prediction."""
     rows = predicted.select(
         "sha256",
         F.lit(model.name).alias("model_name"),
         F.lit(model.version).alias("model_version"),
         "prediction.*",
+        "content_sha256",
         # A constant: Spark takes two queries with current_timestamp() for different ones, and would predict again.
         F.lit(datetime.now(UTC)).alias("predicted_at"),
     )

@@ -9,6 +9,9 @@ CHALLENGER = "challenger"
 """Alias of the version that was last compared with the champion, and did not replace it."""
 PREVIOUS = "previous"
 
+CHAMPION_TAG = "lakevision.champion"
+"""Tag of a registered model with the number of the last champion: MLflow deletes an alias with its version."""
+
 
 def previous_champion(storage: Storage, champion: ModelRef) -> ModelRef | None:
     """Return the version that was the champion before this one, or None if there was none or it was deleted."""
@@ -29,7 +32,8 @@ def repair_aliases(storage: Storage, champion: ModelRef) -> None:
     """Set the alias `previous` to the version before the champion, or remove it if there is none.
 
     The alias follows the champion's tag, which was written before it became the champion: after a kill between the
-    aliases, the next promotion or rollback sets them. The champion is not its own challenger.
+    aliases, the next promotion or rollback sets them. The champion is not its own challenger. The registered model
+    notes that it has a champion, so that the next one is not taken for the first if this one is deleted.
     """
     wanted = previous_champion(storage, champion)
     if tracking.model_with_alias(storage, champion.name, PREVIOUS) != wanted:
@@ -40,3 +44,5 @@ def repair_aliases(storage: Storage, champion: ModelRef) -> None:
     if tracking.model_with_alias(storage, champion.name, CHALLENGER) == champion:
         tracking.remove_alias(storage, champion.name, CHALLENGER)
     tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)
+    if tracking.model_tags(storage, champion.name).get(CHAMPION_TAG) != str(champion.version):
+        tracking.tag_model(storage, champion.name, CHAMPION_TAG, str(champion.version))

@@ -1,5 +1,6 @@
 """Figures of challenger and champion from their predictions of the same images."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -33,8 +34,11 @@ def compare(pairs: Sequence[PredictedPair], left_out: int = 0) -> Comparison:
     images = sum(pair.count for pair in pairs)
     if not images:
         raise ValueError("no images are left to compare two models on")
-    only_challenger = sum(p.count for p in pairs if p.challenger == p.label != p.champion)
-    only_champion = sum(p.count for p in pairs if p.champion == p.label != p.challenger)
+    gained, lost = Counter[str](), Counter[str]()
+    for pair in pairs:
+        gained[pair.label] += pair.count * (pair.challenger == pair.label != pair.champion)
+        lost[pair.label] += pair.count * (pair.champion == pair.label != pair.challenger)
+    only_challenger, only_champion = gained.total(), lost.total()
     challenger = _Predicted((p.label, p.challenger, p.count) for p in pairs)
     champion = _Predicted((p.label, p.champion, p.count) for p in pairs)
     return Comparison(
@@ -49,7 +53,12 @@ def compare(pairs: Sequence[PredictedPair], left_out: int = 0) -> Comparison:
         p_value=mcnemar_p_value(only_challenger, only_champion),
         classes=tuple(
             ClassComparison(
-                label=label, images=count, champion=champion.recall(label), challenger=challenger.recall(label)
+                label=label,
+                images=count,
+                champion=champion.recall(label),
+                challenger=challenger.recall(label),
+                only_challenger=gained[label],
+                only_champion=lost[label],
             )
             for label, count in sorted(challenger.images.items())
         ),
@@ -67,6 +76,40 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
     """
     differing = only_first + only_second
     return float(binomtest(only_first, differing, 0.5).pvalue) if differing else 1.0
+
+
+def loss_p_value(lost: int, gained: int) -> float:
+    """Return the one-sided p-value (0-1) of the exact sign test for a loss, given the images that two models differ on.
+
+    It is the probability that of so many throws of a coin at least `lost` are heads. Source: Dixon and Mood, "The
+    statistical sign test", Journal of the American Statistical Association 41 (1946), 557-566.
+
+    Args:
+        lost: Number of images that only the former model classifies correctly.
+        gained: Number of images that only the new model classifies correctly.
+    """
+    return float(binomtest(lost, lost + gained, 0.5, "greater").pvalue) if lost + gained else 1.0
+
+
+def chance_gain(differing: float, images: int, num_judged: int) -> float:
+    """Return the gain of accuracy (0-1) that a challenger must exceed so that it is not the luckiest of several.
+
+    A challenger that is as good as the champion wins each of the d images on which they differ with probability 1/2.
+    By Hoeffding's inequality, its gain on n images exceeds sqrt(2 d ln k) / n with a probability of at most 1/k. So the
+    k-th challenger of the same images has the level 1/k: Bonferroni's correction, where a first challenger needs any
+    gain. Of K challengers that are not better, at most 1 + ln K are expected to win. This holds for challengers that
+    were made without a look at the test images, as by training again on a schedule.
+
+    Source: Hoeffding, "Probability inequalities for sums of bounded random variables", Journal of the American
+    Statistical Association 58 (1963), 13-30, theorem 2; Dunn, "Multiple comparisons among means", ibid. 56 (1961),
+    52-64. The repeated use of a test set is the subject of Blum and Hardt, "The Ladder", ICML 2015.
+
+    Args:
+        differing: Number d of images on which exactly one of the two is right, or more.
+        images: Number n of images.
+        num_judged: Number k of challengers that these images have judged, with this one.
+    """
+    return math.sqrt(2 * differing * math.log(num_judged)) / images
 
 
 class _Predicted:

@@ -1,7 +1,9 @@
 """The decision between the best run and the champion; it is written to the registry by `promote`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
@@ -9,9 +11,11 @@ from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
+from tasks.errors import WrongInput, join_names
 from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
+from tasks.predict.champion import known_classes
 from tasks.refs import ModelRef
-from tasks.registry.aliases import CHALLENGER
+from tasks.registry.aliases import CHALLENGER, CHAMPION_TAG
 from tasks.registry.decision import Approval, Comparison, Outcome, Promotion
 from tasks.registry.evidence import (
     ChampionUnusable,
@@ -21,7 +25,17 @@ from tasks.registry.evidence import (
     num_test_images,
     recorded_accuracy,
 )
-from tasks.registry.gate import check_comparable, check_size, is_better, is_older, objections
+from tasks.registry.gate import (
+    NUM_NAMED,
+    check_comparable,
+    check_size,
+    class_objections,
+    classes_not_judged,
+    gain_objections,
+    is_older,
+    objections,
+)
+from tasks.registry.judged import judged_text, note_judged
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tracking import EvaluatedRun
@@ -41,6 +55,7 @@ class Challenge:
         spark: Settings of the session for tables that only Spark can read.
         predict: Settings of inference for the rows that a comparison adds to `predictions`.
         approval: Answer of the user who was asked, or None.
+        reason: Why the run replaces a champion that cannot be evaluated, as its user says; empty without one.
         earlier: Version as which an earlier promotion registered the run, or None.
         rolled_back: Sentence on the rollback of the run's version, or None.
     """
@@ -54,6 +69,7 @@ class Challenge:
     spark: SparkConfig
     predict: PredictConfig
     approval: Approval | None
+    reason: str = ""
     earlier: ModelRef | None = None
     rolled_back: str | None = None
 
@@ -91,27 +107,76 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
         WrongInput: The weights are too large, the champion was trained on another table, or the run's model cannot be
             loaded.
     """
-    best, name, storage = challenge.best, challenge.name, challenge.storage
-    champion = None if previous is None else tracking.evaluated_version(storage, previous)
-    if previous is None or champion is None:
-        _check_size(challenge)
-        return _decision(challenge, None, "promoted", f"{measured(best)}, without a previous champion")
+    best, storage = challenge.best, challenge.storage
+    if previous is None:
+        return _without_champion(challenge)
+    champion = tracking.evaluated_version(storage, previous)
     known = (previous, best.accuracy, best.images)
     if previous.run_id == best.run.run_id:
         return _decision(challenge, known, "unchanged", measured(best))
-    check_comparable(best, champion, name, is_given=challenge.name_is_given)
+    check_comparable(best, champion, challenge.name, is_given=challenge.name_is_given)
     run, known = f"run {best.run.run_id}", (previous, champion.accuracy, champion.images)
     if (why := _why_left_out(challenge, champion, previous)) is not None:
         return _decision(challenge, known, "kept", f"{run} {why}")
     _check_size(challenge)
+    ours = known_classes(best.run, storage)
+    against: list[str] = []
     try:
         try:
-            return _by_images(challenge, previous, champion)
+            theirs = known_classes(previous, storage)
+        except WrongInput as error:
+            raise ChampionUnusable(str(error)) from None
+        against = class_objections(ours, theirs, challenge.promote)
+        try:
+            return _by_images(challenge, previous, champion, theirs, against)
         except TableGone:
-            return _by_record(challenge, previous, champion)
+            return _by_record(challenge, previous, champion, against)
     except ChampionUnusable as unusable:
-        why = f"{run} has {measured(best)}; the champion cannot be evaluated, so only the limits of a run counted"
-        return _decision(challenge, known, "promoted", f"{why}: {unusable}")
+        return _without_comparison(challenge, known, str(unusable), against)
+
+
+def _without_champion(challenge: Challenge) -> Promotion:
+    """Decide where no version has the alias: the run is the first champion, or the champion was lost."""
+    _check_size(challenge)
+    number = tracking.model_tags(challenge.storage, challenge.name).get(CHAMPION_TAG)
+    if number is None:
+        reason = f"{measured(challenge.best)}, without a previous champion"
+        return _decision(challenge, None, "promoted", reason)
+    lost = (
+        f"version {number} of '{challenge.name}' was the champion, but has the alias no longer or was deleted (give a "
+        "version the alias in MLflow if one is left)"
+    )
+    return _without_comparison(challenge, None, lost, [])
+
+
+def _without_comparison(
+    challenge: Challenge,
+    known: tuple[ModelRef, float, int | None] | None,
+    problem: str,
+    against: list[str],
+) -> Promotion:
+    """Decide about a champion that cannot be evaluated: it stays, unless a user has said that the run replaces it.
+
+    Args:
+        challenge: The run.
+        known: As for `_decision`.
+        problem: Why it cannot be evaluated.
+        against: The objections to the run's classes.
+    """
+    best, promote = challenge.best, challenge.promote
+    run = best.run.run_id
+    is_chosen = promote.replace_unusable or promote.approval == "human" or bool(challenge.reason)
+    why = f"run {run} has {measured(best)}; the champion cannot be evaluated"
+    if not is_chosen:
+        way_out = (
+            "set promote.replace_unusable, set promote.approval to human, or run the flow promote with run_ids "
+            f"['{run}'] and a reason"
+        )
+        against = [*against, f"to replace it without a comparison, {way_out}"]
+    if against:
+        return _decision(challenge, known, "kept", f"{why}, so it stays: {'; '.join([problem, *against])}")
+    given = f"; it is replaced, since {challenge.reason}" if challenge.reason else ""
+    return _decision(challenge, known, "promoted", f"{why}, so only the limits of a run counted: {problem}{given}")
 
 
 def with_approval(decision: Promotion, approval: Approval | None, previous: ModelRef | None) -> Promotion:
@@ -147,8 +212,17 @@ def measured(tested: EvaluatedRun) -> str:
     return f"test accuracy {tested.accuracy:.4f} on {num_test_images(tested)}"
 
 
-def _by_images(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun) -> Promotion:
+def _by_images(
+    challenge: Challenge, previous: ModelRef, champion: EvaluatedRun, classes: Sequence[str], against: list[str]
+) -> Promotion:
     """Decide by the predictions of the same images.
+
+    Args:
+        challenge: The run.
+        previous: The champion.
+        champion: Its run.
+        classes: Its classes.
+        against: The objections to the run's classes.
 
     Raises:
         TableGone: The run's table is gone.
@@ -162,17 +236,20 @@ def _by_images(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun)
         if tracking.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
             tracking.set_alias(storage, challenger, CHALLENGER)
         settings = challenge.promote, challenge.predict
-        return compare_on_images(spark, challenger, best, previous, champion, table, *settings, storage)
+        return compare_on_images(spark, challenger, best, previous, champion, classes, table, *settings, storage)
 
     # Also where a session is open: a driver predicts the test images before Spark's workers have loaded the model.
     found = try_without_spark(run, challenge.spark, storage, even_if_open=True)
-    against = objections(found, challenge.promote)
+    against = [*against, *objections(found, challenge.promote)]
     reason = (
         f"run {best.run.run_id} classifies {found.challenger_accuracy:.4f} of {found.images} test images correctly, "
         f"the champion {found.champion_accuracy:.4f}"
     )
     if found.left_out:
         reason += f" ({found.left_out} images that one of them was trained on do not count)"
+    reason += f"; {judged_text(found.num_judged)}"
+    if few := classes_not_judged(found, challenge.promote):
+        reason += f"; too few images to judge the recall of {join_names(few[:NUM_NAMED], len(few))}"
     if against:
         reason += f"; {'; '.join(against)}"
     decision = _decision(
@@ -187,22 +264,23 @@ def _by_images(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun)
     )
 
 
-def _by_record(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun) -> Promotion:
-    """Decide by accuracies alone.
+def _by_record(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun, against: list[str]) -> Promotion:
+    """Decide by accuracies alone, with the arguments of `_by_images`.
 
     Raises:
-        ChampionUnusable: The champion cannot be loaded.
+        ChampionUnusable: The champion cannot be loaded or tested.
     """
     best = challenge.best
     found = recorded_accuracy(best, champion, previous, challenge.storage)
-    known, run = (previous, found.accuracy, found.images), f"run {best.run.run_id}"
-    if not found.is_comparable:
-        reason = f"{run} has {measured(best)}, the champion {found.accuracy:.4f} {found.measured_on}"
-        return _decision(challenge, known, "kept", reason)
-    promoted = is_better(best.accuracy, found.accuracy, challenge.promote.min_accuracy_gain)
-    verdict = "better than" if promoted else "not better than"
-    reason = f"{run} has {measured(best)}, {verdict} the champion's {found.accuracy:.4f} {found.measured_on}"
-    return _decision(challenge, known, "promoted" if promoted else "kept", reason)
+    number = note_judged(challenge.storage, challenge.name, best.run, best.content_digest)
+    images = best.images or found.images or 1  # Unknown: the fewest, with which most is chance.
+    # The two differ at most on the images that one of them classifies wrongly.
+    differing = images * (2 - best.accuracy - found.accuracy)
+    promote = challenge.promote
+    against = [*against, *gain_objections(best.accuracy, found.accuracy, differing, images, number, promote)]
+    reason = f"run {best.run.run_id} has {measured(best)}, the champion {found.accuracy:.4f} {found.measured_on}"
+    reason = "; ".join([reason, judged_text(number), *against])
+    return _decision(challenge, (previous, found.accuracy, found.images), "kept" if against else "promoted", reason)
 
 
 def _decision(
@@ -229,5 +307,6 @@ def _decision(
 
 def _check_size(challenge: Challenge) -> None:
     if challenge.promote.max_megabytes is not None:
-        num_bytes = tracking.logged_size(challenge.storage, challenge.best.run, WEIGHTS_FILE, FILE_LIMITS)
-        check_size(num_bytes, challenge.promote)
+        with TemporaryDirectory() as scratch:
+            folder = tracking.fetch_logged(challenge.storage, challenge.best.run, FILE_LIMITS, Path(scratch))
+            check_size((folder / WEIGHTS_FILE).stat().st_size, challenge.promote)

@@ -17,6 +17,9 @@ class ClassComparison(Ref):
     champion: float
     """Fraction of the images of this class that the champion classifies correctly, 0-1."""
     challenger: float
+    only_challenger: int = 0
+    """Images of this class that only the challenger classifies correctly."""
+    only_champion: int = 0
 
 
 class Comparison(Ref):
@@ -43,6 +46,10 @@ class Comparison(Ref):
     champion_milliseconds: float | None = None
     table_version: int | None = None
     """Version of the table with the images: the newest at the time of the comparison."""
+    num_judged: int = 1
+    """Number of challengers that these images have judged, with this one."""
+    unseen: tuple[str, ...] = ()
+    """Classes of the champion without an image, by label."""
 
 
 class Approval(Ref):

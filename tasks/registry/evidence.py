@@ -1,6 +1,7 @@
 """The comparison of challenger and champion: image by image, or by recorded accuracies if their table is gone."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,9 +14,11 @@ from tasks.errors import WrongInput
 from tasks.refs import ModelRef, TableRef
 from tasks.registry.comparison import compare
 from tasks.registry.decision import Comparison
+from tasks.registry.judged import note_judged
 from tasks.registry.pairs import Competitor, paired_predictions
 from tasks.storage import Storage
 from tasks.tables import snapshots
+from tasks.text.forms import composed
 from tasks.tracking import EvaluatedRun
 
 logger = logging.getLogger("lakevision.registry")
@@ -37,13 +40,11 @@ class RecordedAccuracy:
         accuracy: Fraction of test images that were classified correctly, 0-1.
         images: Number of test images; None if it is unknown.
         measured_on: Description of the images, for the reason of the decision.
-        is_comparable: Whether a challenger with a higher accuracy may replace the champion.
     """
 
     accuracy: float
     images: int | None
     measured_on: str
-    is_comparable: bool = True
 
 
 def current_table(spark: SparkSession | None, best: EvaluatedRun, storage: Storage) -> TableRef:
@@ -88,6 +89,7 @@ def compare_on_images(
     best: EvaluatedRun,
     version: ModelRef,
     champion: EvaluatedRun,
+    classes: Sequence[str],
     table: TableRef,
     promote: PromoteConfig,
     predict: PredictConfig,
@@ -95,7 +97,8 @@ def compare_on_images(
 ) -> Comparison:
     """Compare two versions on the test images of a table version, by their rows in `predictions`.
 
-    Missing rows are predicted and added first.
+    Missing rows are predicted and added first. Both models are judged on the bytes in the table: where a row is of
+    other bytes, the image is predicted again. That the images judge the challenger is noted in the registry.
 
     Args:
         spark: The session, or None.
@@ -103,6 +106,7 @@ def compare_on_images(
         best: Its run.
         version: The champion.
         champion: Its run.
+        classes: The champion's classes.
         table: The table version.
         promote: Settings of the gate.
         predict: Settings of inference for missing rows.
@@ -112,21 +116,24 @@ def compare_on_images(
         NeedsSpark: Only Spark can read or write one of the tables.
         ChampionUnusable: The champion cannot be loaded, or was trained on all test images.
         WrongInput: The challenger cannot be loaded or was trained on all test images, or the table `predictions` has
-            other columns.
+            other columns. One of the two cannot predict with the settings.
     """
-    from tasks.predict.held_out import predict_held_out  # torch: seconds
+    from tasks.predict.held_out import held_out_images, predict_held_out  # torch: seconds
+    from tasks.predict.scoring import check_settings
 
-    predict_held_out(spark, challenger, table, storage, predict)
+    tested = held_out_images(spark, table, storage)
+    ours_again = predict_held_out(spark, challenger, table, tested, storage, predict)
+    check_settings(predict, classes)  # The settings are wrong then, and not the champion.
     try:
-        predict_held_out(spark, version, table, storage, predict)
+        theirs_again = predict_held_out(spark, version, table, tested, storage, predict)
     except WrongInput as error:
         raise ChampionUnusable(str(error)) from None
-    ours = Competitor(challenger, _trained_on(spark, best.table, table, "the challenger"))
+    ours = Competitor(challenger, _trained_on(spark, best.table, table, "the challenger"), ours_again)
     # Trained on the same images with the same splits, maybe of another table.
     theirs = (
         ours.trained_on if best.same_content(champion) else _trained_on(spark, champion.table, table, "the champion")
     )
-    paired = paired_predictions(spark, ours, Competitor(version, theirs), table, storage)
+    paired = paired_predictions(spark, ours, Competitor(version, theirs, theirs_again), tested, storage)
     if not paired.num_new:
         raise WrongInput(
             f"run {best.run.run_id} was trained on all {paired.num_tested} test images of version {table.version} of "
@@ -134,7 +141,16 @@ def compare_on_images(
         )
     if not paired.pairs:
         raise ChampionUnusable(f"it was trained on all {paired.left_out} test images")
-    found = compare(paired.pairs, paired.left_out).model_copy(update={"table_version": table.version})
+    found = compare(paired.pairs, paired.left_out)
+    seen = {one.label for one in found.classes}
+    number = note_judged(storage, challenger.name, best.run, best.content_digest, paired.sample)
+    found = found.model_copy(
+        update={
+            "table_version": table.version,
+            "num_judged": number,
+            "unseen": tuple(sorted(label for label in classes if composed(label) not in seen)),
+        }
+    )
     if promote.max_latency_ratio is None:
         return found
     milliseconds = _latencies(spark, challenger, version, table, storage)
@@ -182,7 +198,7 @@ def recorded_accuracy(
     If it was tested on other images, it is tested again on the challenger's cache.
 
     Raises:
-        ChampionUnusable: The champion cannot be loaded.
+        ChampionUnusable: The champion cannot be loaded, or cannot be tested on the challenger's images.
     """
     if best.same_content(champion):
         return RecordedAccuracy(champion.accuracy, champion.images, "on the same images")
@@ -199,13 +215,10 @@ def recorded_accuracy(
             return RecordedAccuracy(accuracy_on_cache(classifier, best.cache), best.images, again)
         except (WrongInput, CacheDamaged, OSError, pa.ArrowInvalid) as error:
             problem = str(error)
-    logger.warning("the champion is kept, since it could not be tested on the challenger's images: %s", problem)
-    measured_on = (
-        f"on {num_test_images(champion)} of an earlier version of the table, so the two cannot be compared; it could "
-        f"not be tested again: {problem} (to promote the run all the same, remove the alias from the model in MLflow "
-        "and promote the run again)"
+    raise ChampionUnusable(
+        f"its accuracy of {champion.accuracy:.4f} was measured on {num_test_images(champion)} of an earlier version of "
+        f"the table, and it could not be tested again: {problem}"
     )
-    return RecordedAccuracy(champion.accuracy, champion.images, measured_on, is_comparable=False)
 
 
 def num_test_images(tested: EvaluatedRun) -> str:

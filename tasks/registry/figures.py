@@ -1,6 +1,8 @@
 """The figures of a comparison as Markdown."""
 
+from tasks.registry.comparison import chance_gain
 from tasks.registry.decision import Comparison
+from tasks.registry.judged import judged_text
 from tasks.text.markup import markdown_table, markdown_text
 
 NUM_CLASSES = 50
@@ -24,6 +26,8 @@ def comparison_markdown(found: Comparison) -> str:
         [markdown_text(one.label), str(one.images), accuracy_text(one.challenger), accuracy_text(one.champion)]
         for one in by_change[:NUM_CLASSES]
     ]
+    judged = judged_text(found.num_judged)
+    differing = found.only_challenger + found.only_champion
     omitted = len(by_change) - len(classes)
     of = "" if found.table_version is None else f" of version {found.table_version} of the table"
     return "\n".join(
@@ -33,7 +37,8 @@ def comparison_markdown(found: Comparison) -> str:
             "",
             markdown_table(["", "best run", "champion"], figures),
             "",
-            f"McNemar's exact test: p = {found.p_value:.3g}.",
+            f"McNemar's exact test: p = {found.p_value:.3g}. {judged[:1].upper()}{judged[1:]}: a gain of at "
+            f"most {chance_gain(differing, found.images, found.num_judged):.4f} may be chance.",
             "",
             markdown_table(["class", "images", "recall, best run", "recall, champion"], classes),
             *(["", f"{omitted} more classes, which lost less, are not shown."] if omitted > 0 else []),

@@ -41,13 +41,15 @@ def promote_best(
     approval: Approval | None = None,
     spark: SparkConfig = SparkConfig(),
     predict: PredictConfig = PredictConfig(),
+    reason: str = "",
 ) -> Promotion:
     """Promote the best of the runs on the split `val` if it beats the current champion.
 
     Both are compared by their predictions of the test images in the newest version of the challenger's table, which are
     added to `predictions` where they are missing. Where the table is gone, the recorded accuracies are compared. A
-    champion that was tested on other images is then tested again on the cache, and kept if that fails. Before the alias
-    moves, the version must predict an image in a fresh process.
+    champion that was tested on other images is then tested again on the cache. A champion that cannot be evaluated
+    stays, unless `promote.replace_unusable`, a user's approval, or a reason replaces it. Before the alias moves, the
+    version must predict an image in a fresh process.
 
     A run that was trained on an older version, or registered before the champion, never replaces it: submitting a run
     again does not roll back.
@@ -62,6 +64,7 @@ def promote_best(
             within all limits waits: it is registered with the alias `challenger`, and nothing else changes.
         spark: Settings of the session, which is started for tables that only Spark can read.
         predict: Settings of inference for the rows that are added to `predictions`.
+        reason: Why the single run in `runs` replaces a champion that cannot be evaluated; empty: it does not.
 
     Raises:
         WrongInput: A run has no test accuracy, no run reaches the minimums, or no name can be derived. The champion was
@@ -69,7 +72,7 @@ def promote_best(
         TrackingUnavailable: The tracking server does not answer; the next promotion completes the work.
     """
     with tracking.reachable(storage):
-        challenge = _challenge(runs, promote, storage, table, approval, spark, predict)
+        challenge = replace(_challenge(runs, promote, storage, table, approval, spark, predict), reason=reason)
         with promotion_lock(storage, challenge.name):
             challenge = _with_earlier_version(challenge)
             decision = None

@@ -49,6 +49,7 @@ def promote_run(
     approval: Approval | None = None,
     ask_in: StorageConfig | None = None,
     predict: PredictConfig = PredictConfig(),
+    reason: str = "",
 ) -> ModelRef:
     """Promote the best run if it beats the current champion, and return the champion.
 
@@ -61,11 +62,12 @@ def promote_run(
         approval: As for `promote_best`.
         ask_in: Locations of a run of the deployment `promote`, which is submitted if a user must be asked.
         predict: As for `promote_best`.
+        reason: As for `promote_best`.
 
     Raises:
         WrongInput: As for `promote_best`; or a user must be asked, and the model has no champion yet.
     """
-    decision = promote_best(runs, promote, storage, table, approval, spark_config, predict)
+    decision = promote_best(runs, promote, storage, table, approval, spark_config, predict, reason)
     publish_promotion(decision, storage)
     if decision.outcome == "waiting":
         where = ask_elsewhere(decision, promote, ask_in, spark_config, predict)

@@ -102,10 +102,12 @@ def _results(facts: TrainingFacts) -> str:
             "## Results",
             markdown_table(["metric", f"val, epoch {facts.best_epoch}", "test"], rows),
             f"On {total} test images the accuracy is {accuracy:.4f}, with a 95 % confidence interval (Wilson) from "
-            f"{low:.4f} to {high:.4f}. The mean probability of the predicted classes is {confidence:.4f}: the model is "
-            f"{verdict} by {abs(confidence - accuracy):.4f}. The calibration error is the expected calibration error "
-            f"over {NUM_BINS} bins (Guo et al. 2017), after and before the logits are divided by the temperature "
-            f"{facts.temperature:.4f}, which was fitted on the split `val`.",
+            f"{low:.4f} to {high:.4f}. It holds for images that were not used to choose among models: for a registered "
+            "version, the section Promotion says how many challengers they have judged. The mean probability of the "
+            f"predicted classes is {confidence:.4f}: the model is {verdict} by {abs(confidence - accuracy):.4f}. The "
+            f"calibration error is the expected calibration error over {NUM_BINS} bins (Guo et al. 2017), after and "
+            f"before the logits are divided by the temperature {facts.temperature:.4f}, which was fitted on the split "
+            "`val`.",
             _serving(facts),
         ]
     )

@@ -271,7 +271,7 @@ def version_rows(
         return _local_rows(found, table.path, schema, scratch, where)
     if spark is None:
         raise NeedsSpark
-    return spool_rows(_stream(_chosen_rows(spark, table, schema, where), schema), schema, scratch)
+    return spool_rows(stream_rows(_chosen_rows(spark, table, schema, where), schema), schema, scratch)
 
 
 def _local_rows(
@@ -288,8 +288,8 @@ def _local_rows(
     return ParquetRows(tuple(f"{folder}/{file.name}" for file in files), schema, others, fixed)
 
 
-def _stream(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches; `toArrow` would hold all of them on the driver."""
+def stream_rows(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a frame with these columns in batches; `toArrow` would hold all of them on the driver."""
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Spark's own batches have few rows, since its settings are for images.

@@ -153,7 +153,7 @@ def evaluated_version(storage: Storage, model: ModelRef) -> EvaluatedRun:
         if accuracy is None:
             raise WrongInput(
                 f"the champion {model.name} version {model.version} has no test accuracy, so nothing can be compared "
-                "with it: remove its alias in MLflow, or give another promote.model_name"
+                "with it: give its alias to another version in MLflow, or give another promote.model_name"
             ) from None
         tested = EvaluatedRun(
             run=RunRef(run_id=model.run_id),

@@ -119,20 +119,19 @@ def _create_version(storage: Storage, run: RunRef, name: str, model_id: str, tag
     return created
 
 
-def logged_size(storage: Storage, run: RunRef, file: str, limits: Mapping[str, int]) -> int:
-    """Return the size in bytes of a file of the run's model.
+def fetch_logged(storage: Storage, run: RunRef, limits: Mapping[str, int], folder: Path) -> Path:
+    """Copy the named files of the model that a run logged into `folder`, and no others.
 
     Args:
         storage: Storage with the tracking URI.
         run: The run.
-        file: Name of the file.
         limits: As for `register_run`.
+        folder: Destination; created if it is missing.
 
     Raises:
         WrongInput: The run has logged no model, or a model without these files.
     """
-    with TemporaryDirectory() as scratch:
-        return (_fetch_logged(storage, run, _logged_model(storage, run), limits, Path(scratch)) / file).stat().st_size
+    return _fetch_logged(storage, run, _logged_model(storage, run), limits, folder)
 
 
 def _logged_model(storage: Storage, run: RunRef) -> str:
@@ -204,6 +203,21 @@ def names_with_alias(storage: Storage, alias: str) -> list[str]:
 def version_tags(storage: Storage, model: ModelRef) -> dict[str, str]:
     """Return the tags of a registered version."""
     return dict(client_of(storage).get_model_version(model.name, str(model.version)).tags)
+
+
+def model_tags(storage: Storage, name: str) -> dict[str, str]:
+    """Return the tags of the registered model `name`, which outlive its versions; none if it does not exist."""
+    try:
+        return dict(client_of(storage).get_registered_model(name).tags)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return {}
+
+
+def tag_model(storage: Storage, name: str, tag: str, value: str) -> None:
+    """Set a tag of the registered model `name`."""
+    client_of(storage).set_registered_model_tag(name, tag, value)
 
 
 def describe_version(storage: Storage, model: ModelRef, section: str) -> None:

@@ -4,6 +4,7 @@ It prints `ready`, waits for a line, works, and prints `done`.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pyarrow as pa
 from tasks import tracking
 from tasks.config.promotion import PromoteConfig
 from tasks.config.rollback import RollbackConfig
-from tasks.refs import RunRef
+from tasks.refs import ModelRef, RunRef
 from tasks.registry import trial
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.registry.history import DECISION_TAG
@@ -38,10 +39,16 @@ LIVENESS_SECONDS = 240
 
 ANY_FIGURES = PromoteConfig(model_name=NAME, min_accuracy_gain=-1.0, max_recall_drop=1.0)
 NO_FIGURES = PromoteConfig(model_name=NAME, min_accuracy_gain=1.0)
+DEFAULTS = PromoteConfig(model_name=NAME)
+REPLACING = PromoteConfig(model_name=NAME, replace_unusable=True)
+UNUSABLE = {"lakevision.sha256.weights.safetensors": "0"}
+"""Tag of a champion whose file of weights differs from the registered one."""
 
 STAGES: dict[str, Callable[[Storage, RunRef], object]] = {
     "promote": lambda storage, run: promote_best([run], ANY_FIGURES, storage),
     "keep": lambda storage, run: promote_best([run], NO_FIGURES, storage),
+    "stay": lambda storage, run: promote_best([run], DEFAULTS, storage),
+    "replace": lambda storage, run: promote_best([run], REPLACING, storage),
     "rollback": lambda storage, _run: roll_back(RollbackConfig(model_name=NAME, version=2, reason="worse"), storage),
 }
 
@@ -60,7 +67,10 @@ class Prepared:
 
 
 def prepare(storage: Storage, folder: Path) -> Prepared:
-    """Log two runs on a table of 12 test images, promote the first, and in another copy the second as well."""
+    """Log two runs on a table of 12 test images, and promote the first.
+
+    In another copy the second is promoted as well, and in a third the champion is unusable.
+    """
     write_images(folder / "source", per_class=8)
     files = sorted((folder / "source").glob("*/*.png"))
     rows = {
@@ -74,16 +84,25 @@ def prepare(storage: Storage, folder: Path) -> Prepared:
     promote_best([first], ANY_FIGURES, storage)
     promoted = copied(storage, folder / "promoted")
     STAGES["promote"](promoted, second)
-    return Prepared({"promote": storage, "keep": storage, "rollback": promoted}, second)
+    unusable = copied(storage, folder / "unusable")
+    tracking.tag_version(unusable, ModelRef(name=NAME, version=1, run_id=first.run_id), UNUSABLE)
+    storages = dict.fromkeys(("promote", "keep"), storage) | dict.fromkeys(("stay", "replace"), unusable)
+    return Prepared(storages | {"rollback": promoted}, second)
 
 
 def copied(storage: Storage, folder: Path) -> Storage:
-    """Copy registry and tables; the files of the models are shared, since no stage changes them."""
+    """Copy registry and tables; the files of the models are the same as hard links, since no stage changes them."""
     folder.mkdir()
     shutil.copy(storage.tracking.removeprefix("sqlite:///"), folder / "mlflow.db")
     shutil.copytree(storage.tables, folder / "tables")
+    shutil.copytree(storage.artifacts, folder / "artifacts", copy_function=os.link)
     return storage.model_copy(
-        update={"home": str(folder), "tables": str(folder / "tables"), "tracking": f"sqlite:///{folder}/mlflow.db"}
+        update={
+            "home": str(folder),
+            "tables": str(folder / "tables"),
+            "artifacts": str(folder / "artifacts"),
+            "tracking": f"sqlite:///{folder}/mlflow.db",
+        }
     )
 
 
@@ -123,7 +142,10 @@ def run_and_kill(stage: str, storage: Storage, run: RunRef, seconds: float | Non
 
 
 def state_of(storage: Storage) -> dict[str, Any]:
-    """Return aliases, tags, decisions and predictions, without times, random ids, and what a later run may change."""
+    """Return aliases, tags, decisions and predictions, without times, random ids, and what a later run may change.
+
+    The tags of the registered model have the challengers that the test images have judged.
+    """
     versions: dict[str, Any] = {}
     number = 1
     while (version := tracking.numbered_version(storage, NAME, str(number))) is not None:
@@ -139,6 +161,7 @@ def state_of(storage: Storage) -> dict[str, Any]:
     return {
         "aliases": {name: None if found is None else found.version for name, found in aliases.items()},
         "versions": versions,
+        "model": tracking.model_tags(storage, NAME),
         "decisions": [_without_moment(row) for row in rows],
         "predictions": sorted((row["sha256"], row["model_version"], row["label"]) for row in predictions),
     }

@@ -40,7 +40,7 @@ def log_run(
     The weights are random, or not a number where they shall not be finite.
     """
     torch.manual_seed(seed)
-    classifier = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False)
+    classifier = build_classifier("squeezenet1_1", "none", len(classes), freeze_backbone=False)
     if not finite:
         for parameter in classifier.parameters():
             torch.nn.init.constant_(parameter, torch.nan)

@@ -6,9 +6,20 @@ from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.model_package.description import FILE_LIMITS
 from tasks.registry.aliases import CHAMPION
+from tasks.registry.judged import JUDGED_TAG
 from tasks.registry.trial import check_predicts
 from tasks.storage import resolve_storage
-from tests.builders.killed_promotions import NAME, STAGES, Prepared, copied, prepare, run_and_kill, state_of, try_here
+from tests.builders.killed_promotions import (
+    NAME,
+    STAGES,
+    UNUSABLE,
+    Prepared,
+    copied,
+    prepare,
+    run_and_kill,
+    state_of,
+    try_here,
+)
 
 ROUNDS = 20
 
@@ -24,11 +35,17 @@ def prepared(tmp_path_factory) -> Prepared:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("stage", STAGES)
 def test_run_after_a_kill_equals_an_undisturbed_run(prepared, tmp_path, draw, stage) -> None:
-    """After a kill the champion is whole; after the next run aliases, tags, decisions and predictions are the same."""
+    """After a kill the champion is whole; after the next run aliases, tags, decisions and predictions are the same.
+
+    A challenger counts once, and an unusable champion stays until the run that replaces it is done.
+    """
     expected = copied(prepared.storages[stage], tmp_path / "undisturbed")
     took = run_and_kill(stage, expected, prepared.run, None)
     assert took is not None
     wanted = state_of(expected)
+    judged = [tag for tag in wanted["model"] if tag.startswith(JUDGED_TAG)]
+    assert judged == ([f"{JUDGED_TAG}{prepared.run.run_id}"] if stage in {"promote", "keep", "rollback"} else [])
+    assert wanted["aliases"][CHAMPION] == (2 if stage in {"promote", "replace"} else 1)
     num_killed = 0
     for number in range(ROUNDS):
         storage = copied(prepared.storages[stage], tmp_path / f"home-{number}")
@@ -40,7 +57,10 @@ def test_run_after_a_kill_equals_an_undisturbed_run(prepared, tmp_path, draw, st
         tags = tracking.version_tags(storage, champion)
         assert {"candidates", "test_accuracy", "lakevision.decision", "lakevision.promotion"} <= tags.keys()
         assert {f"lakevision.sha256.{file}" for file in FILE_LIMITS} <= tags.keys()
-        check_predicts(storage, champion, "the champion")
+        if UNUSABLE.items() <= tags.items():
+            assert (stage in {"stay", "replace"}, champion.version) == (True, 1)
+        else:
+            check_predicts(storage, champion, "the champion")
 
         STAGES[stage](storage, prepared.run)
 

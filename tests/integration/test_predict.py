@@ -148,10 +148,11 @@ def test_table_of_release_0_1_gets_the_new_columns(spark, source, storage, tmp_p
         row = rows[expected["sha256"]]
         assert (row["label"], row["probability"]) == (expected["label"], pytest.approx(expected["probability"]))
         if expected["sha256"] in kept:
-            assert [row[name] for name in ADDED_TO_PREDICTIONS] == [None] * 4
+            assert [row[name] for name in ADDED_TO_PREDICTIONS] == [None] * 5
         else:
             assert row["top_labels"][0] == row["label"]
             assert (row["index"], row["precision"]) == (sorted(row["top_labels"]).index(row["label"]), "float32")
+            assert row["content_sha256"] == row["sha256"]  # small images are stored as they are
     assert predict(storage).predictions == report.predictions
 
 

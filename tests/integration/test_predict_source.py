@@ -96,6 +96,7 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     assert set(shown[2:7]) == BROKEN.keys()
     assert set(shown[7:]) == GOOD.keys() - {"copies/one.png", "copies/'; two.png"}
     assert Counter(row["sha256"] for row in predictions_of(spark, storage)).most_common(1)[0][1] == 1
+    assert all(row["content_sha256"] == row["sha256"] for row in predictions_of(spark, storage))
 
     with pytest.raises(WrongInput, match="predict.source is empty"):
         answers_of("", storage)

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import deltalake
@@ -49,7 +50,9 @@ from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
 
 NAME = "photos"
+PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
 NAMED = PromoteConfig(model_name=NAME)
+REPLACING = PromoteConfig(model_name=NAME, replace_unusable=True)
 
 
 def champion(storage, name: str = NAME) -> ModelRef | None:
@@ -108,7 +111,7 @@ def test_champion_of_an_older_version_is_tested_again_on_the_same_images(source,
     assert kept.champion_images == kept.challenger_images == 10
     assert "on the same images, on which it was tested again" in kept.reason
 
-    better = log_run(storage, tmp_path, seed=3, accuracy=right + 0.01, table=newer, content="newer", cache=cache)
+    better = log_run(storage, tmp_path, seed=3, accuracy=1.0, table=newer, content="newer", cache=cache)
     made = promote_best([better], NAMED, storage)
     assert (made.outcome, made.champion.run_id) == ("promoted", better.run_id)
     # A run of the older version cannot win, whatever its accuracy there.
@@ -129,9 +132,11 @@ def test_champion_that_cannot_be_tested_again_stays_with_the_reason(source, stor
     for seed, accuracy in ((2, 0.7), (3, 0.95)):  # measured on other images than the champion's 0.8
         run = log_run(storage, tmp_path, seed, accuracy, table=newer, content="newer", cache=cache)
         kept = promote_best([run], NAMED, storage)
-        assert (kept.outcome, kept.champion_accuracy) == ("kept", 0.8)
+        assert kept.outcome == "kept"
         assert "could not be tested again: it takes images of 48 pixels and the cache's have 24" in kept.reason
-        assert "so the two cannot be compared" in kept.reason
+        assert "its accuracy of 0.8000 was measured on 10 test images of an earlier version" in kept.reason
+    replaced = promote_best([run], REPLACING, storage)
+    assert (replaced.outcome, replaced.champion.run_id) == ("promoted", run.run_id)
 
 
 def write_images(storage, source, splits: list[str]) -> TableRef:
@@ -209,7 +214,7 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
 
     # As by a batch inference with a minimum probability: the most probable class counts.
     unsure = [row | {"label": "unsure"} if row["model_version"] == 2 else row for row in rows]
-    table = pa.Table.from_pylist(unsure, to_arrow_schema(PREDICTIONS))
+    table = pa.Table.from_pylist(unsure, PREDICTIONS_ARROW)
     deltalake.write_deltalake(storage.table("predictions"), table, mode="overwrite")
     made = promote_best([run], any_figures, storage)
 
@@ -224,9 +229,9 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
 def test_gate_compares_on_tables_that_need_spark(spark, source, storage, tmp_path, newer):
     """Newer features of Delta's protocol in one of the tables: figures and rows are those of plain tables.
 
-    The tables have one test image twice, or all.
+    The tables have one test image twice, or all. Predictions of other bytes stay, and do not count.
     """
-    figures, rows, runs = [], [], []
+    figures, rows, runs, stale = [], [], [], []
     repeated = [0] if newer == "images" else list(range(0, 20, 2))
     for name in ("plain", "newer"):
         where = storage.model_copy(update={"tables": f"{storage.home}/{name}"})
@@ -242,7 +247,15 @@ def test_gate_compares_on_tables_that_need_spark(spark, source, storage, tmp_pat
             empty = spark.createDataFrame([], PREDICTIONS)
             empty.write.format("delta").option("delta.enableRowTracking", "true").save(where.table("predictions"))
         named = PromoteConfig(model_name=name, min_accuracy_gain=-1.0, max_recall_drop=1.0)
-        made = [promote_best([run], named, where, table) for run in runs][-1]
+        promote_best(runs[:1], named, where, table)
+        if name == "newer" and newer == "predictions":
+            stale = again["sha256"].to_pylist()[:3]
+            values = [{"sha256": sha256, "model_name": name, "model_version": 1, "label": "none"} for sha256 in stale]
+            known = pa.Table.from_pylist(
+                [row | {"predicted_at": datetime.now(UTC)} for row in values], PREDICTIONS_ARROW
+            )
+            spark.createDataFrame(known).write.format("delta").mode("append").save(where.table("predictions"))
+        made = promote_best(runs[1:], named, where, table)
         assert (made.outcome, made.champion.version) == ("promoted", 2)
         figures.append(made.comparison.model_copy(update={"table_version": None}))
         found = spark.read.format("delta").load(where.table("predictions")).collect()
@@ -250,8 +263,11 @@ def test_gate_compares_on_tables_that_need_spark(spark, source, storage, tmp_pat
         assert len(found) == len(rows[-1]) == 20
     assert figures[0] == figures[1]
     assert rows[0].keys() == rows[1].keys()
-    for key, (label, probability) in rows[0].items():
-        assert rows[1][key] == (label, pytest.approx(probability, rel=1e-4))
+    for (sha256, version), (label, probability) in rows[0].items():
+        if version == 1 and sha256 in stale:
+            assert rows[1][sha256, version] == ("none", None)
+        else:
+            assert rows[1][sha256, version] == (label, pytest.approx(probability, rel=1e-4))
 
 
 def test_images_of_the_current_table_count_for_a_run_on_an_older_version(source, storage, tmp_path):
@@ -308,7 +324,9 @@ def test_damaged_model_or_table_is_noticed_before_the_champion_changes(source, s
     assert len(decisions(storage)) == 1
 
     champions.write_bytes(other_weights)
-    made = promote_best([second], NAMED, storage)
+    kept = promote_best([second], NAMED, storage)
+    assert (kept.outcome, aliases(storage)) == ("kept", (1, None))
+    made = promote_best([second], REPLACING, storage)
     assert (made.outcome, made.comparison) == ("promoted", None)
     assert (
         "cannot be evaluated, so only the limits of a run counted: photos version 1 has a file weights" in made.reason
@@ -319,7 +337,7 @@ def test_damaged_model_or_table_is_noticed_before_the_champion_changes(source, s
 
 def test_decision_that_is_repeated_is_one_row(storage, tmp_path):
     """A run that lost adds a row again only if the champion or the reason is another."""
-    runs = [log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2, 3)]
+    runs = [log_run(storage, tmp_path, seed, accuracy) for seed, accuracy in ((1, 0.6), (2, 0.98), (3, 1.0))]
     worse = log_run(storage, tmp_path, 4, accuracy=0.3)
     promote_best(runs[:1], NAMED, storage)
     for _ in range(2):
@@ -365,13 +383,20 @@ def test_table_without_test_images_or_at_the_path_of_another_is_not_compared_on(
     assert (made.outcome, made.comparison, made.champion_accuracy) == ("promoted", None, 0.5)
 
 
-def test_champion_that_was_trained_on_all_test_images_is_replaced_with_the_reason(source, storage, tmp_path, caplog):
-    """Nothing is left to compare the two on; a champion whose training images are unknown is compared on all."""
+def test_champion_that_was_trained_on_all_test_images_stays(source, storage, tmp_path, caplog):
+    """Nothing is left to compare the two on: a user decides. One whose training images are unknown is compared."""
     older = write_images(storage, source, ["train"] * 10 + ["test"] * 4 + ["val"] * 4)
     newer = write_images(storage, source, ["test"] * 10 + ["train"] * 4 + ["val"] * 4)
     promote_best([log_run(storage, tmp_path, 1, 0.99, table=older, content="older")], NAMED, storage)
     run = log_run(storage, tmp_path, 2, 0.1, table=newer, content="newer")
-    made = promote_best([run], NAMED, storage)
+    kept = promote_best([run], NAMED, storage)
+    assert (kept.outcome, aliases(storage)) == ("kept", (1, None))
+    assert "the champion cannot be evaluated, so it stays: it was trained on all 10 test images; to rep" in kept.reason
+    human = NAMED.model_copy(update={"approval": "human"})
+    asked = promote_best([run], human, storage)
+    assert (asked.outcome, aliases(storage)) == ("waiting", (1, None))
+    answer = Approval(approved=True, by="reviewer", comment="", champion_version=1)
+    made = promote_best([run], human, storage, approval=answer)
     assert made.outcome == "promoted"
     assert "cannot be evaluated, so only the limits of a run counted: it was trained on all 10 test" in made.reason
     last = write_images(storage, source, ["test"] * 10 + ["train"] * 3 + ["val"] * 3)
@@ -382,8 +407,8 @@ def test_champion_that_was_trained_on_all_test_images_is_replaced_with_the_reaso
     assert "on which the champion was trained, cannot be read: its images are not left out" in caplog.text
 
 
-def test_champion_that_cannot_be_loaded_is_replaced_with_the_reason(source, storage, tmp_path):
-    """Only the limits of a run count then, whatever the accuracy that the champion had."""
+def test_champion_that_cannot_be_loaded_stays_until_a_user_gives_a_reason(source, storage, tmp_path):
+    """Only the limits of the run count then, whatever the accuracy that the champion had."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=SIDE)
     before = promote_best([old], NAMED, storage).champion
@@ -393,8 +418,11 @@ def test_champion_that_cannot_be_loaded_is_replaced_with_the_reason(source, stor
     limited = PromoteConfig(model_name=NAME, min_test_accuracy=0.75)
     with pytest.raises(WrongInput, match=r"0\.7000, below promote\.min_test_accuracy 0\.75"):
         promote_best([run], limited, storage)
-    made = promote_best([run], NAMED, storage)
-    assert (made.outcome, made.champion_accuracy) == ("promoted", 0.8)
+    kept = promote_best([run], NAMED, storage)
+    assert (kept.outcome, kept.champion) == ("kept", before)
+    made = promote_best([run], NAMED, storage, reason="its disk was lost")
+    assert made.outcome == "promoted"
+    assert made.reason.endswith("; it is replaced, since its disk was lost")
     message = (
         "the champion cannot be evaluated, so only the limits of a run counted: photos version 1 has a file weights"
     )
@@ -570,6 +598,11 @@ def test_decision_is_shown_in_the_flow_run(prefect_harness, storage, tmp_path):
     assert "/#/models/photos/versions/1" in str(link.data)
     assert "MLflow's model registry" in link.description
     assert {task.state_name for task in tasks if task.flow_run_id == flow_run_id} == {"Completed", "Kept"}
+    # A reason for the given run replaces a champion that was deleted.
+    mlflow.MlflowClient(tracking_uri=storage.tracking).delete_model_version(NAME, "1")
+    given = {"run_ids": [worse.run_id], "reason": "deleted by mistake"}
+    settings = {"promote": {"model_name": NAME}, "storage": {"home": storage.home}}
+    assert promote(PromoteRun.model_validate(given | settings)).run_id == worse.run_id
 
 
 def test_run_is_chosen_by_val_and_compared_by_test(storage, tmp_path):
@@ -643,7 +676,7 @@ def test_rollback_goes_back_one_version_and_its_run_is_not_promoted_again(storag
     rollback = RollbackConfig(model_name=NAME, reason="wrong labels")
     with pytest.raises(WrongInput, match="the registered model 'photos' has no champion: run the flow promote first"):
         roll_back(rollback, storage)
-    first, second, third = (log_run(storage, tmp_path, seed, accuracy=0.5 + seed / 10) for seed in (1, 2, 3))
+    first, second, third = (log_run(storage, tmp_path, seed, accuracy=0.1 + 0.3 * seed) for seed in (1, 2, 3))
     promote_best([first], NAMED, storage)
     assert aliases(storage) == (1, None)
     with pytest.raises(WrongInput, match="photos version 1 has no previous champion that is still registered"):

@@ -13,6 +13,7 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
+from tasks.config.promotion_run import PromoteRun
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.config.stream import StreamRun
 from tasks.config.train import RepeatRun, TrainConfig
@@ -362,3 +363,15 @@ def test_valid_spark_master_is_accepted(master: str) -> None:
 def test_ordinary_model_name_is_accepted(name: str) -> None:
     """Letters of any language and the punctuation of file names are accepted."""
     assert PromoteConfig(model_name=name).model_name == name
+
+
+def test_reason_for_a_promotion_is_about_a_single_run() -> None:
+    """The best of several runs, or of those on a table, is not known yet."""
+    for run_ids in ([], ["a" * 32, "b" * 32]):
+        with pytest.raises(
+            ValidationError, match=f"reason is given, but run_ids has {len(run_ids)} runs: give the one"
+        ):
+            PromoteRun.model_validate({"reason": "its disk was lost", "run_ids": run_ids})
+
+    assert PromoteRun.model_validate({"reason": "its disk was lost", "run_ids": ["a" * 32]}).reason
+    assert PromoteRun.model_validate({"run_ids": ["a" * 32, "b" * 32]}).reason == ""

@@ -19,6 +19,7 @@ from tasks.config.frozen import FrozenConfig, all_models
 from tasks.config.maintenance import MaintainRun
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictRun
+from tasks.config.promotion_run import PromoteRun
 from tasks.config.run import Run, SparkRun
 from tasks.config.train import TrainConfig
 from tasks.config.tune import Choices, Range, TrialRun, TuneRun
@@ -128,6 +129,12 @@ def test_setting_has_two_names_and_one_value() -> None:
             {"tune": {"max_epochs": 3}, "train": {"fine_tune": [{"unfreeze_from": "all"}]}},
             {"$.train.fine_tune"},
         ),
+        (PromoteRun, {"promote": {"min_accuracy_gain": -0.1, "max_p_value": 0.05}}, {"$.promote.max_p_value"}),
+        (PromoteRun, {"promote": {"min_accuracy_gain": -0.1}}, set()),
+        (PromoteRun, {"promote": {"max_p_value": 0.05}}, set()),
+        (PromoteRun, {"reason": "lost"}, {"$"}),
+        (PromoteRun, {"reason": "lost", "run_ids": ["a" * 32, "b" * 32]}, {"$.run_ids"}),
+        (PromoteRun, {"reason": "lost", "run_ids": ["a" * 32]}, set()),
         (PredictRun, {"alias": "no name"}, {"$.alias"}),
         (PredictRun, {"source": "/a", "table": "/b"}, {"$.table"}),
         (PredictRun, {"source": "/a", "predict": {"table_version": 1}}, {"$.predict.table_version"}),

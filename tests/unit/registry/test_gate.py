@@ -1,21 +1,26 @@
 """Tests of the promotion gate."""
 
+import unicodedata
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from sklearn.metrics import accuracy_score, f1_score, recall_score
 
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput
 from tasks.refs import RunRef, TableRef
-from tasks.registry.comparison import PredictedPair, compare, mcnemar_p_value
+from tasks.registry.comparison import PredictedPair, chance_gain, compare, loss_p_value, mcnemar_p_value
 from tasks.registry.decision import Comparison
 from tasks.registry.gate import (
     check_comparable,
     check_minimums,
     check_size,
     choose_best,
+    class_objections,
+    classes_not_judged,
     is_better,
     is_older,
     objections,
@@ -178,31 +183,51 @@ def figures(**values: object) -> Comparison:
     [
         ({}, {"max_recall_drop": 0.25}, []),
         ({}, {}, ["the recall of 'dog' from 1.0000 to 0.7500 falls by more than promote.max_recall_drop 0.1"]),
-        ({}, {"min_class_images": 21}, []),
         (
             {"challenger_accuracy": 0.8},
-            {"min_class_images": 21},
+            {"max_recall_drop": 0.25},
             ["it is not better"],
         ),
         (
             {"challenger_accuracy": 0.81},
-            {"min_class_images": 21, "min_accuracy_gain": 0.01},
+            {"max_recall_drop": 0.25, "min_accuracy_gain": 0.01},
             ["it is not better by more than promote.min_accuracy_gain 0.01"],
         ),
-        ({"challenger_accuracy": 0.795}, {"min_class_images": 21, "min_accuracy_gain": -0.01}, []),
+        ({"challenger_accuracy": 0.795}, {"max_recall_drop": 0.25, "min_accuracy_gain": -0.01}, []),
         (
             {"p_value": 0.0625},
-            {"min_class_images": 21, "max_p_value": 0.05},
+            {"max_recall_drop": 0.25, "max_p_value": 0.05},
             ["the p-value 0.0625 of McNemar's exact test is above promote.max_p_value 0.05"],
         ),
-        ({}, {"min_class_images": 21, "max_p_value": 0.05}, []),
+        (
+            {"num_judged": 2, "challenger_accuracy": 0.99},
+            {"max_recall_drop": 0.25, "max_p_value": 0.05},
+            ["the p-value 0.04 of McNemar's exact test times 2 challengers is above promote.max_p_value 0.05"],
+        ),
+        (
+            # The two differ on 25 of 100 images: sqrt(2 * 25 * ln 3) / 100 = 0.0741.
+            {"num_judged": 3, "challenger_accuracy": 0.874},
+            {"max_recall_drop": 0.25},
+            ["its gain of 0.0740 is not above 0.0741, which may be chance after 3 challengers"],
+        ),
+        ({"num_judged": 3, "challenger_accuracy": 0.875}, {"max_recall_drop": 0.25}, []),
+        (
+            {"num_judged": 3, "challenger_accuracy": 0.85},
+            {"max_recall_drop": 0.25, "min_accuracy_gain": -0.01},
+            [
+                "its gain of 0.0500 is not above promote.min_accuracy_gain -0.01 plus 0.0741, which may be chance "
+                "after 3 challengers"
+            ],
+        ),
+        ({"num_judged": 3, "challenger_accuracy": 0.1}, {"max_recall_drop": 0.25, "min_accuracy_gain": -1.0}, []),
+        ({}, {"max_recall_drop": 0.25, "max_p_value": 0.05}, []),
         (
             {"challenger_milliseconds": 30.0, "champion_milliseconds": 10.0},
-            {"min_class_images": 21, "max_latency_ratio": 2.0},
+            {"max_recall_drop": 0.25, "max_latency_ratio": 2.0},
             ["an image takes 30.0 ms, 3.00 times the champion's 10.0 ms and more than promote.max_latency_ratio 2.0"],
         ),
-        ({"challenger_milliseconds": 30.0, "champion_milliseconds": 10.0}, {"min_class_images": 21}, []),
-        ({}, {"min_class_images": 21, "max_latency_ratio": 2.0}, []),
+        ({"challenger_milliseconds": 30.0, "champion_milliseconds": 10.0}, {"max_recall_drop": 0.25}, []),
+        ({}, {"max_recall_drop": 0.25, "max_latency_ratio": 2.0}, []),
     ],
 )
 def test_each_limit_is_an_objection_of_its_own(values: dict, limits: dict, parts: list[str]) -> None:
@@ -216,3 +241,82 @@ def test_weights_above_the_maximum_are_refused() -> None:
     check_size(14_000_000, PromoteConfig(max_megabytes=14))
     with pytest.raises(WrongInput, match=r"have 14\.0 MB, more than promote\.max_megabytes 13\.5: train a smaller"):
         check_size(14_000_000, PromoteConfig(max_megabytes=13.5))
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "kept", "is_fallen", "not_judged"),
+    [
+        (18, 0, 0, True, []),  # from 1.0 to 0.0
+        (9, 0, 9, True, []),
+        (5, 0, 13, True, []),  # 1/32
+        (4, 0, 14, False, ["'cat' (18)"]),  # 1/16: a larger drop than the limit, which may be chance
+        (9, 6, 3, False, ["'cat' (18)"]),
+        (1, 0, 17, False, []),
+        (4, 0, 0, False, ["'cat' (4)"]),
+        (0, 0, 4, False, ["'cat' (4)"]),
+        (5, 0, 0, True, []),
+        (0, 0, 5, False, []),
+        (3, 0, 17, True, []),  # 20 images: the drop counts as it is
+    ],
+)
+def test_class_with_few_images_is_judged_by_those_that_differ(
+    lost: int, gained: int, kept: int, *, is_fallen: bool, not_judged: list[str]
+) -> None:
+    """An exact test decides whether its loss may be chance; a class that it cannot judge is named."""
+    pairs = [
+        PredictedPair("cat", "dog", "cat", lost),
+        PredictedPair("cat", "cat", "dog", gained),
+        PredictedPair("cat", "cat", "cat", kept),
+        PredictedPair("dog", "dog", None, 70),
+    ]
+    found = compare(pairs)
+    against = objections(found, PromoteConfig())
+    assert any("the recall of 'cat' from" in one for one in against) == is_fallen
+    assert classes_not_judged(found, PromoteConfig()) == not_judged
+    assert objections(found, PromoteConfig(max_recall_drop=1.0)) == []
+    assert classes_not_judged(found, PromoteConfig(max_recall_drop=1.0)) == []
+
+
+def test_class_without_test_images_is_not_judged() -> None:
+    """It is named first; with a minimum of one image, the drop of every other class counts as it is."""
+    found = compare([PredictedPair("cat", "dog", "cat", 2), PredictedPair("dog", "dog", None, 70)])
+    unseen = found.model_copy(update={"unseen": ("fox",)})
+    assert classes_not_judged(unseen, PromoteConfig()) == ["'fox' (0)", "'cat' (2)"]
+    assert classes_not_judged(unseen, PromoteConfig(min_class_images=1)) == ["'fox' (0)"]
+    assert len(objections(found, PromoteConfig(min_class_images=1))) == 1
+
+
+def test_bounds_of_chance_hold_in_a_simulation() -> None:
+    """The exact test equals the binomial distribution; an equal challenger exceeds the gain in at most 1 of k tries."""
+    # P(X >= 8) for ten throws of a coin.
+    assert loss_p_value(8, 2) == pytest.approx((1 + 10 + 45) / 1024)
+    assert loss_p_value(0, 0) == 1.0
+    assert chance_gain(25, 100, 1) == 0.0
+    wins = np.random.default_rng(1).binomial(25, 0.5, 100_000)
+    gains = (2 * wins - 25) / 100
+    for number in (2, 5, 20, 100):
+        assert 0 < (gains > chance_gain(25, 100, number)).mean() <= 1 / number
+
+
+def test_class_of_the_champion_that_is_gone_is_an_objection() -> None:
+    """A new class is none, nor is another spelling of the same name in Unicode."""
+    cafe = "Caf\u00e9"
+    decomposed = unicodedata.normalize("NFD", cafe)
+    assert class_objections(("cat", decomposed, "new"), (cafe, "cat"), PromoteConfig()) == []
+    (found,) = class_objections(("cat", "vixen"), ("fox", "cat", cafe), PromoteConfig())
+    assert found.startswith(f"it has no classes '{cafe}', 'fox', which the champion has (set promote.allow_fewer_clas")
+    assert class_objections(("cat",), ("cat", "fox"), PromoteConfig(allow_fewer_classes=True)) == []
+    many = class_objections(("cat",), [f"c{number}" for number in range(9)], PromoteConfig())
+    assert "'c4' and 4 more" in many[0]
+
+
+def test_p_value_with_a_run_that_may_be_worse_is_refused() -> None:
+    """The test would let a run that is significantly worse pass, and refuse an equal one."""
+    sentence = (
+        r"min_accuracy_gain is -0\.01 and max_p_value is 0\.05, .* to accept a run that is worse by less than 0\.01, "
+        r"leave max_p_value at 1; to promote only a run that is significantly better, set min_accuracy_gain to 0"
+    )
+    with pytest.raises(ValidationError, match=sentence):
+        PromoteConfig(min_accuracy_gain=-0.01, max_p_value=0.05)
+    PromoteConfig(min_accuracy_gain=-0.01)
+    PromoteConfig(max_p_value=0.05)
