@@ -3,6 +3,7 @@
 import errno
 import logging
 import pickle
+import struct
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
@@ -34,6 +35,15 @@ A value that is added needs no other version: it has a default that means "as be
 
 ADDED: dict[str, Any] = {}
 """Values of CONTENT that are newer than version 1, for checkpoints that lack them."""
+
+DAMAGE = (
+    *(RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
+    *(struct.error, pickle.UnpicklingError),
+)
+"""Errors of torch's unpickler on damaged files, and on those with objects other than tensors and plain values.
+
+It executes no code. An OSError is none of them: the fault may be temporary.
+"""
 
 PARTS: dict[str, type[Any]] = {"running": RunningEpoch, "stopping": EarlyStopping, "history": EpochMetrics}
 """Dataclasses in a checkpoint, by key; `history` is a list of them."""
@@ -162,8 +172,7 @@ class Checkpoints:
                 run_id = str(content["run_id"])
             except WrongInput:  # Not damaged.
                 raise
-            except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-                # UnpicklingError also for a file with objects other than tensors and plain values; no code is executed.
+            except DAMAGE as error:
                 damaged[path] = loggable(error) or type(error).__name__
                 self._best_written = ""
                 continue

@@ -68,6 +68,7 @@ def adopt_checkpoint(spec: TrainingSpec) -> None:
 
     Raises:
         OSError: A checkpoint could not be read.
+        WrongInput: No checkpoint of this run under its key of older releases can be read.
     """
     folder = spec.storage.checkpoints / spec.key
     if newest_position(folder) is not None:
@@ -79,6 +80,8 @@ def adopt_checkpoint(spec: TrainingSpec) -> None:
         try:
             name = checkpoints.newest()[0]
         except WrongInput as error:
+            if other.name in spec.keys:
+                raise  # This run under its key of older releases.
             logger.warning("training does not continue there: %s", error)
             continue
         if name is None:

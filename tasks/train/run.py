@@ -9,7 +9,6 @@ from tasks import tracking
 from tasks.collectives import Reducer, SingleProcess
 from tasks.refs import RunRef
 from tasks.train.checkpoint_copies import send_newest_checkpoint
-from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.continuation import adopt_checkpoint, continued_run
 from tasks.train.out_of_memory import translate_out_of_memory
 from tasks.train.progress import ReportedEpoch, ResumePoint
@@ -74,7 +73,7 @@ def _find_resume_point(training: Training, spec: TrainingSpec) -> ResumePoint:
     storage, key = spec.storage, spec.key
     finished = tracking.find_finished_run(storage, *spec.keys)
     if finished is not None:
-        remove_checkpoints(training.folder)  # The process that finished it may have been killed before.
+        training.end_checkpoints()  # The process that finished it may have been killed before.
         return ResumePoint(finished=finished)
     name, resume = training.checkpoints.newest()
     if name is not None and continued_run(spec, training.checkpoints.peek(name)) is not None:

@@ -70,7 +70,12 @@ def overwrite(content: bytes) -> bytes:
     return content[:place] + b"\xff" * 9 + content[place + 9 :]
 
 
-@pytest.mark.parametrize("damage", [truncate, overwrite])
+def replace(_content: bytes) -> bytes:
+    """Return bytes in which torch's unpickler fails with an IndexError."""
+    return b"torn"
+
+
+@pytest.mark.parametrize("damage", [truncate, overwrite, replace])
 def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """Training resumes from the older checkpoint, with the same result as an uninterrupted run."""
     uninterrupted = Training(tmp_path / "uninterrupted")

@@ -4,13 +4,14 @@ import errno
 import io
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 import torch
 
-from tasks.train.checkpoint import Checkpoints
+from tasks.train.checkpoint import CONTENT, Checkpoints
 from tasks.train.early_stopping import EarlyStopping
 from tasks.train.progress import Progress
 
@@ -70,7 +71,9 @@ def save(checkpoints: Checkpoints, epoch: int) -> bool:
     weights = {"weight": torch.full((LARGE // 4,), float(epoch))}
     progress = Progress(EarlyStopping(2, 0.0, higher_is_better=True, best_epoch=epoch - 1), next_epoch=epoch)
     progress.best_state = weights
-    return checkpoints.save({"model": weights, "next_epoch": epoch}, progress, "run")
+    parts = {"running": asdict(progress.running), "stopping": asdict(progress.stopping), "history": []}
+    content = dict.fromkeys(CONTENT) | parts | {"model": weights, "next_epoch": epoch}
+    return checkpoints.save(content, progress, "run")
 
 
 def newest_epoch(folder: Path) -> int:

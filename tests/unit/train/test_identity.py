@@ -1,5 +1,6 @@
 """Identity of training runs across releases: settings that are added, changed defaults, settings without effect."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,10 @@ from tasks.config.frozen import RECORDED, AsBefore
 from tasks.config.storage import StorageConfig
 from tasks.config.train import AugmentationConfig, TrainConfig
 from tasks.config.tune import TuneConfig
+from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
-from tasks.train.continuation import can_be_continued, continued_run, continues
+from tasks.train.continuation import adopt_checkpoint, can_be_continued, continued_run, continues
 from tasks.train.identity import run_key, run_keys
 from tasks.train.spec import TrainingSpec
 from tasks.tune.space import study_name
@@ -157,6 +159,26 @@ def test_more_epochs_continue_a_run_whose_learning_rates_stay_the_same(
     assert continues(fewer, content_of(more, batch_size)) is False
     assert continues(more, content_of(fewer, batch_size, phase=1)) is False
     assert (continued_run(more, content), continued_run(fewer, content)) == ("r", None)
+
+
+def test_damaged_checkpoint_under_another_key_is_refused_only_if_it_is_of_this_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run begins from the start if the checkpoint of fewer epochs is damaged, as it would without it."""
+    spec = spec_of(tmp_path, schedule="constant", max_epochs=4, num_threads=3)
+    fewer = spec_of(tmp_path, schedule="constant", max_epochs=3)
+    folders = [spec.storage.checkpoints / key for key in (fewer.key, spec.keys[1])]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "step-00-000001-000000000000+.pt").write_bytes(b"torn")
+
+    with pytest.raises(WrongInput, match=f"no checkpoint in '{folders[1]}' can be read"):
+        adopt_checkpoint(spec)
+    shutil.rmtree(folders[1])
+    adopt_checkpoint(spec)
+
+    assert f"training does not continue there: no checkpoint in '{folders[0]}' can be read" in caplog.text
+    assert not (spec.storage.checkpoints / spec.key).exists()
 
 
 def test_trials_and_repetitions_are_not_continued(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import filelock
 import pytest
 
+from tasks.train.checkpoint_files import keep_finished
 from tasks.train.sweep import launch_lock, sweep_checkpoints, training_lock
 
 DAY = 86_400
@@ -52,6 +53,23 @@ def test_checkpoints_of_old_abandoned_runs_are_removed(
         f"{tmp_path / OLD} removed: its training run was last active 31 days ago"
     ]
     assert sweep_checkpoints(tmp_path, 30, NOW) == []
+
+
+def test_last_checkpoint_of_a_finished_run_is_kept_as_long_as_others(tmp_path: Path) -> None:
+    """Only the newest checkpoint is kept, with its best weights, in a folder of its own that is swept like others."""
+    folder = abandon_run(tmp_path, OLD, 0)
+    (folder / "step-00-000002-000000000000+best-00-000001.pt").touch()
+    (folder / "best-00-000001.pt").touch()
+
+    for _end in range(2):  # Again, for a process that was killed after it had finished the run.
+        keep_finished(folder)
+        assert [path.name for path in folder.iterdir()] == ["finished"]
+        assert {path.name for path in (folder / "finished").iterdir()} == {FILES[0], FILES[2]}
+    for path in (*(folder / "finished").iterdir(), folder / "finished", folder):
+        os.utime(path, (NOW - 31 * DAY,) * 2)
+    assert sweep_checkpoints(tmp_path, 32, NOW) == []
+    assert sweep_checkpoints(tmp_path, 30, NOW) == [OLD]
+    assert names(tmp_path) == set()
 
 
 def test_age_is_that_of_the_newest_checkpoint(tmp_path: Path) -> None:
