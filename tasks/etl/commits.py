@@ -11,6 +11,7 @@ from tasks.etl.outcomes import Comparison
 from tasks.etl.staging import choose_parts
 from tasks.object_store import file_system
 from tasks.schema import FILES, FILES_ARROW, IMAGES, IMAGES_ARROW
+from tasks.spark.file_systems import has_other_log_store
 from tasks.spark.session import NeedsSpark
 from tasks.tables import delta
 from tasks.tables.direct_commits import add_files, replace_few_rows
@@ -40,7 +41,8 @@ def write_images(
     parts, surplus = choose_parts(spark, compared, target), compared.surplus()
     new = parts.new
     if version is not None and surplus.num_rows:
-        if surplus.num_rows == compared.num_existing() and _add_parts(target, parts.moved | new, version, values):
+        is_whole = surplus.num_rows == compared.num_existing()
+        if is_whole and _replace_all(spark, target, parts.moved | new, version, values):
             return
         _replace_images(spark, target, version, surplus, parts.moved)
         version += 1
@@ -48,13 +50,26 @@ def write_images(
         _add(spark, target, new, version, IMAGES, {**values, **IMAGES_PROPERTIES})
 
 
-def _add_parts(target: PartTarget, parts: Mapping[str, int], version: int, values: Mapping[str, str]) -> bool:
+def _replace_all(
+    spark: SparkSession, target: PartTarget, parts: Mapping[str, int], version: int, values: Mapping[str, str]
+) -> bool:
     """Replace all images by these parts, so that no reader sees an empty table; return whether this is possible."""
     try:
+        _check_log_store(spark, target.folder)
         add_files(target.folder, parts, version, IMAGES, values, replaces_all=True)
     except NeedsSpark:
         return False
     return True
+
+
+def _check_log_store(spark: SparkSession, path: str) -> None:
+    """Check that commits of delta-rs and those of other programs exclude each other.
+
+    Raises:
+        NeedsSpark: The user has set another log store, which delta-rs does not use.
+    """
+    if has_other_log_store(spark, path):
+        raise NeedsSpark
 
 
 def _add(
@@ -68,6 +83,7 @@ def _add(
     """Commit files of `target`, without a copy where the table takes them as they are."""
     path = target.folder
     try:
+        _check_log_store(spark, path)
         add_files(path, files, version, schema, values)
     except NeedsSpark:
         delta.append_files(spark, path, [f"{path}/{name}" for name in files], version, schema, values)

@@ -44,6 +44,7 @@ WAYS_OUT = {"s3a": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run wher
 CREDENTIALS = "give them in core-site.xml or a credential store of Hadoop (HADOOP_CONF_DIR)"
 
 LOG_STORE, PATH_STYLE = "spark.delta.logStore.s3a.impl", "fs.s3a.path.style.access"
+OWN_LOG_STORE = "lakevision.ConditionalPutLogStore"
 
 _prepared: WeakKeyDictionary[SparkContext, set[str]] = WeakKeyDictionary()
 """Schemes whose stores each running session is prepared for."""
@@ -131,7 +132,7 @@ def prepare_store(spark: SparkSession, url: str) -> None:
         if s3_endpoint() is not None and is_default:
             settings.set(PATH_STYLE, "true")  # As boto3 does: a server of one's own has no host name for each bucket.
         _load_compiled(spark, Path(__file__).with_name("ConditionalPutLogStore.java"))
-        context.sc().conf().setIfMissing(LOG_STORE, "lakevision.ConditionalPutLogStore")
+        context.sc().conf().setIfMissing(LOG_STORE, OWN_LOG_STORE)
     prepared.add(scheme)
 
 
@@ -140,6 +141,15 @@ def conditional_log_store(spark: SparkSession, url: str) -> Any:
     prepare_store(spark, url)
     jvm: Any = spark.sparkContext._jvm
     return jvm.lakevision.ConditionalPutLogStore
+
+
+def has_other_log_store(spark: SparkSession, url: str) -> bool:
+    """Return whether commits to a table on S3 go through a log store that the user has set, and that others use."""
+    if scheme_of(url) != "s3a":
+        return False
+    prepare_store(spark, url)
+    context: Any = spark.sparkContext._jsc
+    return str(context.sc().conf().get(LOG_STORE)) != OWN_LOG_STORE
 
 
 def check_folder(spark: SparkSession, url: str, what: str) -> None:

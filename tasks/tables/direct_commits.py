@@ -3,10 +3,12 @@
 Both are refused if another program gave the table what such files would not have, such as partitions.
 """
 
+import errno
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import deltalake
 import pyarrow as pa
@@ -21,7 +23,7 @@ from deltalake.transaction import (
 )
 from pyspark.sql.types import StructType
 
-from tasks.object_store import file_system
+from tasks.object_store import PROBE, file_system
 from tasks.paths import local_path
 from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
@@ -34,6 +36,9 @@ from tasks.tables.snapshots import files_containing
 
 MAX_KEYS = 10_000
 """Number of keys up to which a condition names them: measured, 10,000 take 1.4 s, and are in the commit's file."""
+
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+"""Errors of file systems without hard links."""
 
 CHANGE_FEED_WRITER = 4
 """Writer version of tables with a change data feed (PROTOCOL.md of Delta, "Table Features")."""
@@ -89,6 +94,7 @@ def add_files(
         NeedsSpark: Only Spark can write the table.
         TableChanged: The table is at another version.
     """
+    _check_links(path)
     columns = deltalake.Schema.from_json(schema.json())
     added = [_add_action(path, name, rows) for name, rows in files.items()]
     if version is None:
@@ -102,6 +108,28 @@ def add_files(
     actions: list[AddAction | RemoveAction] = [*added]
     with translate_unsupported():
         commit(path, lambda: table.create_write_transaction(actions, mode, columns, **AS_NEXT_VERSION))
+
+
+def _check_links(path: str) -> None:
+    """Check that a local folder has hard links, by which delta-rs commits; Spark renames.
+
+    Raises:
+        NeedsSpark: It has none, as some file systems in user space and FAT.
+    """
+    folder = local_path(path)
+    if folder is None:
+        return
+    probes = [folder / f"{PROBE}{uuid4().hex}" for _ in range(2)]
+    try:
+        probes[0].touch()
+        probes[1].hardlink_to(probes[0])
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        raise NeedsSpark from error
+    finally:
+        for probe in probes:
+            probe.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -162,6 +190,7 @@ def replace_few_rows(path: str, version: int, rows: pa.Table, key: str, keys: pa
     folder = local_path(path)
     if folder is None or len(keys) > MAX_KEYS:  # The files of a table on a store are not sent through the driver.
         raise NeedsSpark
+    _check_links(path)
     table = _open(path, version)
     files = files_containing(None, TableRef(path=path, version=version), key, keys)
     if rows.nbytes + sum((folder / name).stat().st_size for name in files) > DRIVER_BYTES:

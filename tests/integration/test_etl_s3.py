@@ -30,7 +30,7 @@ from tasks.predict import source_batch
 from tasks.predict.answers import source_answers
 from tasks.predict.source_batch import predict_source
 from tasks.registry.promote import promote_best
-from tasks.spark.file_systems import FEW_RETRIES, conditional_log_store
+from tasks.spark.file_systems import FEW_RETRIES, LOG_STORE, OWN_LOG_STORE, conditional_log_store, has_other_log_store
 from tasks.storage import Storage, resolve_storage
 from tasks.tables.append import append_rows
 from tasks.tables.delta import newest_commit
@@ -291,6 +291,11 @@ def test_jvm_commits_to_a_store_only_within_its_lease(spark, store, s3fs_of_the_
     log.release(table)
     rows.save(table)
     assert newest_commit(table) == f"{2:020}.json"
+    settings = spark.sparkContext._jsc.sc().conf()
+    settings.set(LOG_STORE, "io.delta.storage.S3DynamoDBLogStore")
+    has_other = has_other_log_store(spark, table)
+    settings.set(LOG_STORE, OWN_LOG_STORE)
+    assert (has_other, has_other_log_store(spark, table), has_other_log_store(spark, "/tables")) == (True, False, False)
 
 
 @contextmanager

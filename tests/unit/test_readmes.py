@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from deployments.readme import readmes
+from tasks.launch.launcher import FAILED_GRACE_SECONDS, SHUTDOWN_GRACE_SECONDS
 from tests.benchmarks import scaling_model
 from tests.builders.processes import ROOT
 
@@ -265,3 +266,9 @@ def test_a_name_that_does_not_exist_is_found(text: str, problems: list[str]) -> 
 def test_a_changelog_of_another_form_is_refused(text: str, problem: str) -> None:
     """By the heading that is wrong."""
     assert any(problem in found for found in changelog_problems(text)), changelog_problems(text)
+
+
+def test_time_that_ranks_have_after_sigterm_is_that_of_the_launcher() -> None:
+    """The README of the tasks has both times."""
+    times = f"SIGKILL after {SHUTDOWN_GRACE_SECONDS:.0f} seconds, or after {FAILED_GRACE_SECONDS:.0f} if one has failed"
+    assert times in (ROOT / "tasks/README.md").read_text()

@@ -1,5 +1,7 @@
 """Commits by delta-rs: of files in a table's folder, and of rows in place of others, called without Spark."""
 
+import errno
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -154,6 +156,21 @@ def test_generated_column_is_left_to_spark(tmp_path: Path) -> None:
     DeltaTable.create(tmp_path, deltalake.Schema.from_json(schema.json()))
     with pytest.raises(NeedsSpark):
         add_files(str(tmp_path), {}, 0, schema, {})
+
+
+def test_folder_without_hard_links_is_left_to_spark(table: Path, monkeypatch) -> None:
+    """delta-rs commits by a hard link, which some file systems lack; the probe leaves nothing."""
+
+    def refuse(*_given: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    before = sorted(table.iterdir())
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(NeedsSpark):
+        add_files(str(table), {"0.parquet": 2}, 0, FILES, {})
+    with pytest.raises(NeedsSpark):
+        replace_few_rows(str(table), 0, rows(), "path", pa.array(["a"]))
+    assert sorted(table.iterdir()) == before
 
 
 def test_many_keys_and_large_files_are_left_to_spark(table: Path, monkeypatch) -> None:
