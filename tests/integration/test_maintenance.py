@@ -143,6 +143,14 @@ def test_tracking_server_without_the_models_removes_nothing(
     """It is told apart by its database, wherever that is; a server that has the models pins their versions."""
     first, held = ingest_three_versions(spark, source, storage)
     register(storage, first)
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    client.set_registered_model_alias("lakevision", "champion", 1)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    by = [
+        {"sha256": "a", "model_name": "lakevision", "model_version": version, "predicted_at": at} for version in (1, 2)
+    ]
+    predictions = pa.Table.from_pylist(by, to_arrow_schema(PREDICTIONS))
+    append_rows(storage.table("predictions"), predictions, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
     laptop = make_home("laptop").model_copy(update={"tables": storage.tables})
     remove = MaintainConfig(vacuum_hours=0, keep_model_versions=1)
 
@@ -176,6 +184,8 @@ def test_tracking_server_without_the_models_removes_nothing(
     assert both.kept_versions == [first.version, newest.version]
     assert {found.shown for found in read_pins(first.path).values()} == {storage.tracking, laptop.tracking}
     assert hashes(spark, first) == held
+    left = snapshots.read_version(spark, snapshots.latest(spark, storage.table("predictions")))
+    assert {row["model_version"] for row in left.collect()} == {1, 2}
 
 
 def test_predictions_by_old_versions_are_removed(spark, source, storage, any_retention):
