@@ -8,6 +8,8 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.errors import WrongInput
 from tasks.preflight.check import check_pipeline
 from tests.builders.other_mlflow import logged_by_others, open_run, state_of_mlflow
+from tasks.tables import snapshots
+from tasks.tracking.models import model_with_alias
 
 SETTINGS = {
     "model": "squeezenet1_1",
@@ -34,7 +36,8 @@ def settings(storage, source, **others):
 def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tmp_path, empty_tracking, monkeypatch):
     """By default the DAG trains once; a pool for ranks that the server does not have is not asked for.
 
-    The caller has an open MLflow run, which is in no way part of the DAG.
+    The caller has an open MLflow run, which is in no way part of the DAG. A
+    run whose source has lost a class ends Failed, and changes nothing.
     """
     config = settings(storage, source, distributed={"where": "work_pool", "work_pool": "nowhere"})
     with open_run(tmp_path / "theirs", empty_tracking, monkeypatch) as run:
@@ -52,6 +55,18 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
     assert (summary.images, summary.predictions) == (60, 60)
     with pytest.raises(WrongInput, match="work_pool is 'nowhere', |distributed.deployment is"):
         pipeline(settings(storage, source, train_on="both", distributed=config.distributed.model_dump()))
+
+    # The next night a class folder is not mounted: no table changes, and the champion stays.
+    names = ("images", "files", "predictions")
+    versions = [snapshots.latest(None, storage.table(name)).version for name in names]
+    champion = model_with_alias(storage, summary.model, "champion")
+    assert champion is not None
+    (source / "red").rename(storage.home + "-elsewhere")
+    state = pipeline(config, return_state=True)
+    assert (state.type, state.name) == ("FAILED", "Failed")
+    assert "'red' 20 of 20, more than etl.max_deleted_fraction 0.2 allows" in state.message
+    assert [snapshots.latest(None, storage.table(name)).version for name in names] == versions
+    assert model_with_alias(storage, summary.model, "champion") == champion
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
