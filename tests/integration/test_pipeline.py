@@ -7,9 +7,9 @@ from flows.pipeline import pipeline
 from tasks.config.pipeline import PipelineConfig
 from tasks.errors import WrongInput
 from tasks.preflight.check import check_pipeline
-from tests.builders.other_mlflow import logged_by_others, open_run, state_of_mlflow
 from tasks.tables import snapshots
 from tasks.tracking.models import model_with_alias
+from tests.builders.other_mlflow import logged_by_others, open_run, state_of_mlflow
 
 SETTINGS = {
     "model": "squeezenet1_1",
@@ -36,8 +36,8 @@ def settings(storage, source, **others):
 def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tmp_path, empty_tracking, monkeypatch):
     """By default the DAG trains once; a pool for ranks that the server does not have is not asked for.
 
-    The caller has an open MLflow run, which is in no way part of the DAG. A
-    run whose source has lost a class ends Failed, and changes nothing.
+    The caller has an open MLflow run, which is in no way part of the DAG. A run whose source has lost a class ends
+    Failed, and changes nothing.
     """
     config = settings(storage, source, distributed={"where": "work_pool", "work_pool": "nowhere"})
     with open_run(tmp_path / "theirs", empty_tracking, monkeypatch) as run:
