@@ -84,10 +84,14 @@ def main(arguments: Sequence[str]) -> int:
     from deployments.mlflow_guard import Guard
     from tasks.tracking import prepare_tracking
 
-    if storage.tracking.startswith("sqlite:"):
-        prepare_tracking(storage)  # first: it creates the database file, readable by its owner only
-    initialize_backend_stores(storage.tracking, storage.tracking, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
-    prepare_tracking(storage)
+    try:
+        if storage.tracking.startswith("sqlite:"):
+            prepare_tracking(storage)  # first: it creates the database file, readable by its owner only
+        initialize_backend_stores(storage.tracking, storage.tracking, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
+        prepare_tracking(storage)
+    except WrongInput as error:  # a moved home that cannot be written
+        print(f"mlflow_ui: {error}", file=sys.stderr)
+        return 2
     serve(Guard(app, login, hosts, options.port), listening)
     return 0
 

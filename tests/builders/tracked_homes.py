@@ -17,7 +17,7 @@ def log_champion(storage: Storage, scratch: Path) -> ModelRef:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILE_LIMITS:
         (folder / name).write_text(f"{name} of the model")
-    table = TableRef(path=storage.table("images"), version=3, table_id="a27e", source="/data/photos")
+    table = TableRef(path=storage.table("images"), version=3, table_id="a27e", source=f"{storage.home}/photos")
     config = {
         "data": {"table": table.path, "version": 3, "table_id": "a27e", "source": table.source},
         "cache": {"url": f"{storage.cache}/0f0f", "digest": "one"},

@@ -94,6 +94,8 @@ def test_moved_home_reads_and_writes_its_own_files(original, tmp_path, renamed, 
     assert tracking.download_weights(moved, run, tmp_path / "weights").read_text() == "weights.safetensors of the model"
     assert tracking.find_data_checks(moved, "checks") == {"leaked": 0}
     assert tables_in_database(moved, model) == {moved.table("images"), f"{moved.cache}/0f0f"}
+    # Models are named by the source of their table.
+    assert client_of(moved).get_run(model.run_id).data.params["data.source"] == f"{original.home}/photos"
     log_champion(moved, tmp_path / "scratch")
     tracking.log_data_checks(moved, "checks", "others", {"leaked": 1}, {}, {}, {})
     assert tracking.find_data_checks(moved, "others") == {"leaked": 1}
@@ -158,6 +160,7 @@ def test_moved_home_that_cannot_be_written_is_refused_with_both_paths(original, 
     """Its artifacts would be looked for at the former path."""
     copied = storage_at(tmp_path / "copy")
     shutil.copytree(original.home, copied.home)
+    forget_home(original.storage)
     connect = sqlite3.connect
     monkeypatch.setattr(
         "tasks.tracking.moved_home.sqlite3.connect",
