@@ -212,6 +212,11 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str], partitio
         TableChanged: Another driver created the table meanwhile.
     """
     clear_uncommitted(path)
+    _create(path, rows, values, partition_by)
+
+
+def _create(path: str, rows: DataFrame, values: Mapping[str, str], partition_by: Sequence[str] = ()) -> None:
+    """Create the table as `create_table`, with files in its folder that the rows may come from."""
     if local_path(path) is None:
         mark_creation(path)
     try:
@@ -250,7 +255,8 @@ def append_files(
     """
     rows = spark.read.schema(schema).parquet(*files)
     if version is None:
-        create_table(path, rows, values)
+        _create(path, rows, values)
+        set_properties(spark, path, values)  # Spark's writer keeps the properties of Delta alone.
         return
     check_version(spark, path, version)
     name, attempt = f"lakevision-{version}", uuid4().hex
