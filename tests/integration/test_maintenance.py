@@ -44,7 +44,7 @@ def any_retention(spark: SparkSession):
 
 def ingest(source, storage) -> TableRef:
     """Run ETL, and return the table of images."""
-    return ingest_images(EtlConfig(source=str(source)), storage, SparkConfig()).images
+    return ingest_images(EtlConfig(source=str(source), max_deleted_fraction=1), storage, SparkConfig()).images
 
 
 def hashes(spark: SparkSession, table: TableRef) -> set[str]:
