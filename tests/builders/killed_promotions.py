@@ -144,6 +144,8 @@ def run_and_kill(stage: str, storage: Storage, run: RunRef, seconds: float | Non
 def state_of(storage: Storage) -> dict[str, Any]:
     """Return aliases, tags, decisions and predictions, without times, random ids, and what a later run may change.
 
+    The home is `~` in them: a copied home finds its tables relative to itself.
+
     The tags of the registered model have the challengers that the test images have judged.
     """
     versions: dict[str, Any] = {}
@@ -153,7 +155,7 @@ def state_of(storage: Storage) -> dict[str, Any]:
         tags.pop(tracking.PROMOTION_TAG, None)  # The sentence of the last run, which may find the work done.
         if DECISION_TAG in tags:
             tags[DECISION_TAG] = str(_without_moment(json.loads(tags[DECISION_TAG])))
-        versions[str(number)] = (version.run_id, tags)
+        versions[str(number)] = (version.run_id, {tag: value.replace(storage.home, "~") for tag, value in tags.items()})
         number += 1
     rows = deltalake.DeltaTable(storage.table("promotions")).to_pyarrow_table().sort_by("decided_at").to_pylist()
     predictions = delta_rows(deltalake.DeltaTable(storage.table("predictions"))).to_pylist()
