@@ -207,6 +207,18 @@ def test_only_tracking_knows_mlflow() -> None:
     assert {path for path in importers if not path.startswith("tasks/tracking/")} == set()
 
 
+def test_fluent_api_of_mlflow_is_not_used() -> None:
+    """Its URIs, active run and environment variables are those of other work in the same process."""
+    used = {
+        node.attr
+        for file in sources("tasks", "flows", "deployments")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mlflow"
+    }
+
+    assert used <= {"MlflowClient", "pyfunc"}
+
+
 def test_model_package_stands_alone() -> None:
     """The code that travels with a model imports its own modules by relative imports, and what it requires."""
     files = sources("tasks/model_package")
