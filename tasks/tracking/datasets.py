@@ -1,5 +1,6 @@
 """The data of a training run as MLflow datasets: one per split, with table version and content digest."""
 
+import hashlib
 import json
 import posixpath
 from collections.abc import Mapping
@@ -16,6 +17,9 @@ DELTA_SOURCE = "delta_table"
 
 DIGEST_CHARACTERS = 16
 """MLflow accepts at most 36 and shows all of them in its lists; 64 bits distinguish the versions of a table."""
+
+TABLE_CHARACTERS = 8
+"""Characters of the digest that distinguish tables with the same content."""
 
 NAME_CHARACTERS = 100
 
@@ -44,13 +48,16 @@ def dataset_inputs(data: TrainingData) -> list[DatasetInput]:
         "delta_table_id": data.table.table_id,
         "images_from": data.source,
     }
+    # MLflow takes datasets of one name and digest for the same, and would show the source of the first one.
+    table = hashlib.sha256(f"{data.table.path}|{data.table.table_id}".encode()).hexdigest()
+    digest = f"{data.content_digest[:DIGEST_CHARACTERS]}-{table[:TABLE_CHARACTERS]}"
     schema = {"mlflow_colspec": [{"name": "content", "type": "binary"}, {"name": "label", "type": "string"}]}
     return [
         DatasetInput(
             Dataset(
                 # The split is part of the name, since a run stores each pair of name and digest only once.
                 name=f"{_short_name(data)} v{data.table.version} {split}",
-                digest=data.content_digest[:DIGEST_CHARACTERS],
+                digest=digest,
                 source_type=DELTA_SOURCE,
                 source=json.dumps({name: value for name, value in source.items() if value not in (None, "")}),
                 schema=json.dumps(schema),

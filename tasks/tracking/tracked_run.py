@@ -73,6 +73,8 @@ class TrackedRun:
 
     def log_data(self, data: TrainingData) -> None:
         """Log the training data as datasets of the run; a resumed run keeps those that it has."""
+        if client_of(self.storage).get_run(self.run_id).inputs.dataset_inputs:
+            return  # Of an older release, with other digests.
         for attempts_left in reversed(range(DATASET_ATTEMPTS)):
             try:
                 client_of(self.storage).log_inputs(self.run_id, datasets=dataset_inputs(data))
