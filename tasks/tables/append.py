@@ -14,12 +14,9 @@ from tasks.environment import s3_endpoint
 from tasks.object_store import file_system
 from tasks.paths import local_path
 from tasks.spark.session import NeedsSpark
-from tasks.tables.committing import commit, is_unsure
+from tasks.tables.committing import UNSUPPORTED, commit, is_unsure
 from tasks.tables.delta import clear_uncommitted, mark_creation, newest_commit
 from tasks.tables.parquet_rows import SpooledRows
-
-UNSUPPORTED = ("Unsupported table features", "column-mapped tables")
-"""Messages of delta-rs about a table with newer features of the protocol, which it refuses before it commits."""
 
 
 def append_rows(

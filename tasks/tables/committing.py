@@ -17,6 +17,9 @@ from tasks.system.signals import run_uninterrupted
 
 T = TypeVar("T")
 
+UNSUPPORTED = ("Unsupported table features", "column-mapped tables")
+"""Messages of delta-rs about a table with newer features of the protocol, which it refuses before it commits."""
+
 _unsure: set[str] = set()
 """Tables to which this process began a commit that may not have ended."""
 
@@ -86,6 +89,8 @@ def translate_conflict(path: str) -> Iterator[None]:
     try:
         yield
     except (DeltaConcurrentModificationException, CommitFailedError) as error:
+        if any(text in str(error) for text in UNSUPPORTED):  # of the same class, though no commit was made meanwhile
+            raise
         raise TableChanged(path) from error
     except Py4JJavaError as error:  # Raised by JVM methods that are not called through Delta's Python API.
         java = "io.delta.exceptions.DeltaConcurrentModificationException"

@@ -1,6 +1,7 @@
 """Commits by delta-rs: of files in a table's folder, and of rows in place of others, called without Spark."""
 
 import errno
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from tasks.refs import TableRef
 from tasks.schema import FILES, FILES_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.tables import direct_commits
+from tasks.tables.append import append_rows
 from tasks.tables.committing import TableChanged
 from tasks.tables.direct_commits import add_files, replace_few_rows
 from tasks.tables.snapshots import files_containing, newest_snapshot
@@ -199,3 +201,17 @@ def test_only_files_with_the_rows_are_found(tmp_path: Path) -> None:
 def deltalake_files(folder: Path, version: int) -> list[str]:
     """Return the names of the files of a version."""
     return pa.table(DeltaTable(folder.as_uri(), version=version).get_add_actions())["path"].to_pylist()
+
+
+def test_table_with_newer_features_is_left_to_spark(tmp_path: Path) -> None:
+    """delta-rs refuses it by the error of a conflict, although nobody wrote to the table meanwhile."""
+    path = tmp_path / "table"
+    write_deltalake(path, pa.table({"a": [1]}))
+    features = ["rowTracking", "domainMetadata"]
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": features}
+    (path / "_delta_log" / f"{1:020}.json").write_text(json.dumps({"protocol": protocol}))
+
+    with pytest.raises(NeedsSpark):
+        append_rows(str(path), pa.table({"a": [2]}))
+
+    assert DeltaTable(path).version() == 1
