@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import reduce
 from operator import and_
@@ -188,8 +188,12 @@ def vacuum_files(spark: SparkSession, path: str, files: Iterable[tuple[str, int,
 
 def set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) -> None:
     """Set table properties, in one commit."""
+    commit(path, lambda: _set_properties(spark, path, values))
+
+
+def _set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) -> None:
     listed = ", ".join(f"'{name}' = '{_quoted(value)}'" for name, value in values.items())
-    commit(path, lambda: spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})"))
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})")
 
 
 def add_columns(spark: SparkSession, path: str, columns: Sequence[StructField]) -> None:
@@ -212,16 +216,16 @@ def create_table(path: str, rows: DataFrame, values: Mapping[str, str], partitio
         TableChanged: Another driver created the table meanwhile.
     """
     clear_uncommitted(path)
-    _create(path, rows, values, partition_by)
+    new = rows.write.format("delta").mode("errorifexists").options(**values)
+    _create(path, lambda: new.partitionBy(*partition_by).save(path))
 
 
-def _create(path: str, rows: DataFrame, values: Mapping[str, str], partition_by: Sequence[str] = ()) -> None:
-    """Create the table as `create_table`, with files in its folder that the rows may come from."""
+def _create(path: str, work: Callable[[], None]) -> None:
+    """Create the table as `create_table` by a function, with files in its folder that the rows may come from."""
     if local_path(path) is None:
         mark_creation(path)
     try:
-        new = rows.write.format("delta").mode("errorifexists").options(**values)
-        commit(path, lambda: new.partitionBy(*partition_by).save(path))
+        commit(path, work)
     except Exception as error:
         if newest_commit(path) is not None:
             raise TableChanged(path) from error
@@ -255,8 +259,12 @@ def append_files(
     """
     rows = spark.read.schema(schema).parquet(*files)
     if version is None:
-        _create(path, rows, values)
-        set_properties(spark, path, values)  # Spark's writer keeps the properties of Delta alone.
+
+        def create() -> None:
+            rows.write.format("delta").mode("errorifexists").options(**values).save(path)
+            _set_properties(spark, path, values)  # In a second commit: Spark's writer keeps those of Delta alone.
+
+        _create(path, create)
         return
     check_version(spark, path, version)
     name, attempt = f"lakevision-{version}", uuid4().hex

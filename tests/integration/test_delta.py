@@ -56,7 +56,8 @@ def test_rows_written_by_workers_and_by_spark_are_read_alike(spark, source, tmp_
                 snapshots.properties_of(report.images)
         else:
             assert snapshots.properties_of(report.images)["lakevision.source"] == str(source)
-        assert report.images.version == report.files.version == number
+        # Spark sets the properties of a new table in a second commit.
+        assert report.images.version == report.files.version == number + ("%" in name)
         for table, schema in ((report.images, IMAGE_KEYS_ARROW), (report.files, FILES_ARROW)):
             ours, theirs = read_both_ways(spark, table, schema)
             assert ours == theirs

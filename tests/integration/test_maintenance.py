@@ -223,7 +223,7 @@ def test_predictions_by_old_versions_are_removed(spark, source, storage, any_ret
 def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, any_retention):
     """A moved table is recognised by its id.
 
-    delta-rs does not read its new path, so Spark finds the file of a deleted image, and a MERGE removes it in one commit.
+    delta-rs does not read its new path, so Spark finds the file of a deleted image; a MERGE removes it in one commit.
     """
     first, held = ingest_three_versions(spark, source, storage)
     register(storage, first)
