@@ -129,7 +129,9 @@ def replace(_spark: SparkSession, storage: Storage, number: int) -> None:
     """Run the ETL on another source in place of the former one."""
     source = source_of(storage, number % 2)
     write_images(source, 2, first=100 * (number % 2))
-    ingest_images(settings(source).model_copy(update={"replace_source": True}), storage, SPARK)
+    ingest_images(
+        settings(source).model_copy(update={"replace_source": True, "max_deleted_fraction": 1.0}), storage, SPARK
+    )
 
 
 KINDS: dict[str, Callable[[SparkSession, Storage, int], None]] = {

@@ -235,7 +235,7 @@ def check_resumed(
     experiment, key = client.get_run(run.run_id).info.experiment_id, run_key(train, workspace.cache, None)
     found = client.search_runs([experiment], f"tags.`lakevision.key` = '{key}'")
     assert [(one.info.run_id, one.info.status) for one in found] == [(run.run_id, "FINISHED")]
-    assert not list(workspace.interrupted.checkpoints.glob("*/*.pt"))
+    assert not list((workspace.interrupted.checkpoints / key).glob("*.pt"))
     return uninterrupted, uninterrupted_rank
 
 
