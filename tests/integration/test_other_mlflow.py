@@ -19,7 +19,8 @@ def test_open_run_of_a_caller_stays_as_it_is(storage, tmp_path, empty_tracking, 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with open_run(tmp_path / "theirs", empty_tracking, monkeypatch) as run:
-        mlflow.autolog(silent=True)
+        # Without Spark: disabled, it shuts down the server for callbacks of the session that other tests use.
+        mlflow.autolog(silent=True, exclude_flavors=["spark"])
         mlflow.log_metric("loss", 1.0)
         before, logged = state_of_mlflow(), logged_by_others(run)
 
@@ -36,7 +37,7 @@ def test_open_run_of_a_caller_stays_as_it_is(storage, tmp_path, empty_tracking, 
 
         assert state_of_mlflow() == before
         assert logged_by_others(run) == logged
-        mlflow.autolog(disable=True)
+        mlflow.autolog(disable=True, exclude_flavors=["spark"])
         mlflow.log_metric("loss", 2.0)
         assert mlflow.MlflowClient().get_run(run.info.run_id).data.metrics == {"loss": 2.0}
     assert (folder / "model.json").read_text() == "model.json of the model"
