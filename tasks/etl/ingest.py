@@ -53,6 +53,7 @@ from tasks.tables.parquet_rows import ParquetRows, spool_rows
 from tasks.tables.parts import PartTarget, make_row_writer, read_rows
 from tasks.tables.properties import (
     OTHER_TABLES,
+    SOURCE_PROPERTY,
     check_columns,
     check_properties,
     source_property,
@@ -98,7 +99,7 @@ class _Tables:
 
 def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, source: Source) -> _Tables:
     """Open the tables at their latest versions, and check that this run may write to them."""
-    found = {name: snapshots.newest_snapshot(spark, storage.table(name)) for name in ("images", "files")}
+    found = {name: _open_table(spark, storage.table(name)) for name in ("images", "files")}
     for existing in filter(None, found.values()):
         etl = with_table_split(etl, existing.properties)
     made_with = next((existing.properties for existing in found.values() if existing is not None), {})
@@ -120,6 +121,17 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
     ledger = found["files"]
     lacking = [] if ledger is None else [column for column in FILES if column.name not in ledger.schema.names]
     return _Tables(*paths, rows["files"], rows["images"], versions, replaced, etl, wanted, lacking)
+
+
+def _open_table(spark: SparkSession | None, path: str) -> snapshots.Snapshot | None:
+    """Open the newest version of a table, after its creation by a run that was killed is completed."""
+    found = snapshots.newest_snapshot(spark, path)
+    if found is None or SOURCE_PROPERTY in found.properties:
+        return found
+    if spark is None:
+        raise NeedsSpark
+    delta.complete_table(spark, path)
+    return snapshots.newest_snapshot(spark, path)
 
 
 def _read_new(

@@ -45,7 +45,7 @@ def staged_parts(path: str, version: int | None) -> Iterator[PartTarget]:
         # Markers stay until this run ends: late tasks of a failed run may still write parts.
         delta.clear_uncommitted(path, keep=MARKER)
     filesystem.makedirs(f"{root}/_delta_log", exist_ok=True)
-    _sweep(path, target.run, done=False)
+    _sweep(path, target.run, done=False, others=not is_unsure(path))
     try:
         filesystem.touch(f"{root}/_delta_log/{MARKER}{-1 if version is None else version}-{target.run}")
         yield target

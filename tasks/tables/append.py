@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from tasks.environment import s3_endpoint
-from tasks.object_store import file_system
+from tasks.object_store import file_system, has_conditional_puts
 from tasks.paths import local_path
 from tasks.spark.session import NeedsSpark
 from tasks.tables.committing import UNSUPPORTED, commit, is_unsure
@@ -39,6 +39,9 @@ def append_rows(
         NeedsSpark: Only Spark can write the table.
     """
     location, options = location_of(path)
+    if options and not has_conditional_puts(path.rsplit("/", 1)[0]):
+        # The right to write has an end there, which only Spark's log store checks after the rows are written.
+        raise NeedsSpark
     given: dict[str, Any] = {"storage_options": options, "configuration": properties}
     is_new = newest_commit(path) is None
     if is_new:

@@ -20,6 +20,9 @@ T = TypeVar("T")
 UNSUPPORTED = ("Unsupported table features", "column-mapped tables")
 """Messages of delta-rs about a table with newer features of the protocol, which it refuses before it commits."""
 
+LEASE_ENDED = "the lease of this driver has ended"
+"""Part of the message with which ConditionalPutLogStore.java refuses a commit."""
+
 _unsure: set[str] = set()
 """Tables to which this process began a commit that may not have ended."""
 
@@ -62,7 +65,8 @@ def _ended(path: str, work: Callable[[], T]) -> T:
         # A store may carry out a request whose answer was lost, and so may a JVM whose connection was lost.
         if local_path(path) is not None and not (isinstance(error, Py4JNetworkError) and jvm_is_alive()):
             _unsure.discard(path)
-        check_leases()  # The commit may have been refused for a lease that ended meanwhile.
+        if LEASE_ENDED in str(error):
+            check_leases()
         raise
     _unsure.discard(path)
     return done

@@ -21,12 +21,18 @@ from tasks.object_store import PROBE, file_system, list_names
 from tasks.paths import local_path
 from tasks.tables.committing import TableChanged, commit, is_unsure
 from tasks.tables.delta_internals import check_version, data_folder
-from tasks.tables.properties import OTHER_TABLES
+from tasks.tables.properties import OTHER_TABLES, join_properties, split_properties
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
 COMMITTED_NAME = re.compile(r"\d{20}\.json")
 CREATION_MARK = "_creation"
 """An empty object in the log of a table that was created on a store; readers ignore it."""
+
+TRANSACTION = "lakevision"
+"""Name of the transactions (txnAppId) of commits that are based on one version, whose successor is their number.
+
+Delta takes the appends of two drivers for independent of each other, unless both name the same transaction.
+"""
 
 DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc|#\d+)?")
 """Name of a data file, its checksum, or a part of it that delta-rs has not finished."""
@@ -244,7 +250,7 @@ def append_files(
 ) -> None:
     """Append the rows of Parquet files to a table by Spark, which copies them; create the table if it does not exist.
 
-    Of two drivers that append to the same version, one gets TableChanged: both name the same transaction (txnAppId).
+    Of two drivers that commit after the same version, one gets TableChanged.
 
     Args:
         spark: The session.
@@ -261,16 +267,33 @@ def append_files(
     if version is None:
 
         def create() -> None:
-            rows.write.format("delta").mode("errorifexists").options(**values).save(path)
-            _set_properties(spark, path, values)  # In a second commit: Spark's writer keeps those of Delta alone.
+            # Spark's writer keeps Delta's own properties alone: the others follow, and are noted for `complete_table`.
+            options = {**values, "userMetadata": split_properties(values)[1]}
+            rows.write.format("delta").mode("errorifexists").options(**options).save(path)
+            _set_properties(spark, path, values)
 
         _create(path, create)
         return
     check_version(spark, path, version)
-    name, attempt = f"lakevision-{version}", uuid4().hex
-    options = {"txnAppId": name, "txnVersion": "1", "userMetadata": attempt}
+    attempt = uuid4().hex
+    options = {"txnAppId": TRANSACTION, "txnVersion": str(version + 1), "userMetadata": attempt}
     commit(path, lambda: rows.write.format("delta").mode("append").options(**options).save(path))
-    # Delta says nothing if it leaves out a write, since the table has its transaction already.
+    _check_committed(path, version, attempt)
+
+
+def complete_table(spark: SparkSession, path: str) -> None:
+    """Set the properties of a new table whose driver was killed after the first commit of `append_files`."""
+    noted = [join_properties({}, note) for note in user_metadata_since(path, -1)]
+    if values := next(filter(None, noted), None):
+        set_properties(spark, path, values)
+
+
+def _check_committed(path: str, version: int, attempt: str) -> None:
+    """Check that a commit was made: Delta leaves it out without a word if the table has its transaction already.
+
+    Raises:
+        TableChanged: It was left out.
+    """
     if attempt not in user_metadata_since(path, version):
         raise TableChanged(path)
 
@@ -308,8 +331,13 @@ def replace_rows(
         changes = changes.unionByName(deleted, allowMissingColumns=True)
     values = {name: f"s.{name}" for name in rows.columns}
     check_version(spark, path, version)
-    merging = merge(spark, path, changes, (key,)).whenMatchedDelete("s.is_gone").whenMatchedUpdate(set=values)
+    attempt, session = uuid4().hex, spark.newSession()  # whose settings are those of this commit alone
+    session.conf.set("spark.databricks.delta.write.txnAppId", TRANSACTION)
+    session.conf.set("spark.databricks.delta.write.txnVersion", str(version + 1))
+    session.conf.set("spark.databricks.delta.commitInfo.userMetadata", attempt)
+    merging = merge(session, path, changes, (key,)).whenMatchedDelete("s.is_gone").whenMatchedUpdate(set=values)
     commit(path, merging.whenNotMatchedInsert("NOT s.is_gone", values=values).execute)
+    _check_committed(path, version, attempt)
 
 
 def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:

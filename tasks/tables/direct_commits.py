@@ -19,6 +19,7 @@ from deltalake.transaction import (
     CommitProperties,
     PostCommitHookProperties,
     RemoveAction,
+    Transaction,
     create_table_with_add_actions,
 )
 from pyspark.sql.types import StructType
@@ -29,7 +30,7 @@ from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
 from tasks.tables.append import location_of, translate_unsupported
 from tasks.tables.committing import TableChanged, commit
-from tasks.tables.delta import newest_commit
+from tasks.tables.delta import TRANSACTION, newest_commit
 from tasks.tables.properties import split_properties
 from tasks.tables.rewriting import DRIVER_BYTES
 from tasks.tables.snapshots import files_containing
@@ -46,12 +47,18 @@ CHANGE_FEED_WRITER = 4
 GROUP_BYTES = 16 << 20
 """Bytes of a row group of a file that is written again: the memory of a reader."""
 
-# A commit that does not become the next version is a conflict, since the changes were computed from another version.
-# The log is kept: the table's own retention applies when Spark makes a checkpoint.
-AS_NEXT_VERSION: dict[str, Any] = {
-    "commit_properties": CommitProperties(max_commit_retries=0),
-    "post_commithook_properties": PostCommitHookProperties(cleanup_expired_logs=False),
-}
+
+def _as_next_version(version: int | None) -> dict[str, Any]:
+    """Return the arguments of a commit that is a conflict if another one became the version after `version`.
+
+    It names the transaction of Spark's commits after the same version, which conflict with it, too. The log is kept:
+    the table's own retention applies when Spark makes a checkpoint.
+    """
+    named = None if version is None else [Transaction(TRANSACTION, version + 1)]
+    return {
+        "commit_properties": CommitProperties(max_commit_retries=0, app_transactions=named),
+        "post_commithook_properties": PostCommitHookProperties(cleanup_expired_logs=False),
+    }
 
 
 def takes_plain_files(table: deltalake.DeltaTable) -> bool:
@@ -100,14 +107,15 @@ def add_files(
     if version is None:
         location, options = location_of(path)
         properties, description = split_properties(values)
-        given = {"configuration": properties, "description": description, "storage_options": options, **AS_NEXT_VERSION}
+        given: dict[str, Any] = {"configuration": properties, "description": description, "storage_options": options}
+        given |= _as_next_version(version)
         with _only_creator(path):
             commit(path, lambda: create_table_with_add_actions(location, columns, added, **given))
         return
     table, mode = _open(path, version), "overwrite" if replaces_all else "append"
     actions: list[AddAction | RemoveAction] = [*added]
     with translate_unsupported():
-        commit(path, lambda: table.create_write_transaction(actions, mode, columns, **AS_NEXT_VERSION))
+        commit(path, lambda: table.create_write_transaction(actions, mode, columns, **_as_next_version(version)))
 
 
 def _check_links(path: str) -> None:
@@ -192,14 +200,14 @@ def replace_few_rows(path: str, version: int, rows: pa.Table, key: str, keys: pa
         raise NeedsSpark
     _check_links(path)
     table = _open(path, version)
-    files = files_containing(None, TableRef(path=path, version=version), key, keys)
+    files = files_containing(TableRef(path=path, version=version), key, keys)
     if rows.nbytes + sum((folder / name).stat().st_size for name in files) > DRIVER_BYTES:
         raise NeedsSpark
     # delta-rs reads a text without escapes, whose only special character is the quote.
     quoted = pc.binary_join_element_wise("'", pc.replace_substring(keys, "'", "''"), "'", "")
     condition = f"{key} IN ({', '.join(quoted.to_pylist())})"
     properties = deltalake.WriterProperties(compression="ZSTD", max_row_group_size=_group_rows(rows, table))
-    given = {"predicate": condition, "writer_properties": properties, **AS_NEXT_VERSION}
+    given: dict[str, Any] = {"predicate": condition, "writer_properties": properties, **_as_next_version(version)}
     with translate_unsupported():
         # Not its `delete` and `merge`, whose files have a type of text that PyArrow 14 cannot read.
         commit(path, lambda: deltalake.write_deltalake(table, rows, mode="overwrite", **given))

@@ -92,21 +92,19 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
     return Snapshot(ref, snapshot.properties, snapshot.schema)
 
 
-def files_containing(spark: SparkSession | None, table: TableRef, key: str, values: pa.Array) -> list[str]:
-    """Return the names of the files of this version in which a text column has one of these values."""
+def files_containing(table: TableRef, key: str, values: pa.Array) -> list[str]:
+    """Return the names of the files of this version in which a text column has one of these values.
+
+    Raises:
+        NeedsSpark: Only Spark can read the table.
+    """
     found = _without_spark(table.path, table.version)
-    if found is not None:
-        rows = dataset_of(table.path, data_files(found), pa.schema([(key, pa.string())]), {})
-        wanted = pyarrow.dataset.field(key).isin(values)
-        names = rows.to_table(columns=["__filename"], filter=wanted)["__filename"].unique()
-        return sorted(name.rsplit("/", 1)[-1] for name in names.to_pylist())
-    if spark is None:
+    if found is None:
         raise NeedsSpark
-    wanted_rows = F.broadcast(spark.createDataFrame(pa.table({key: values})))
-    keys = read_version(spark, table).select(key, F.col("_metadata.file_name").alias("file"))
-    return sorted(
-        row["file"] for row in keys.join(wanted_rows, on=key, how="left_semi").select("file").distinct().collect()
-    )
+    rows = dataset_of(table.path, data_files(found), pa.schema([(key, pa.string())]), {})
+    wanted = pyarrow.dataset.field(key).isin(values)
+    names = rows.to_table(columns=["__filename"], filter=wanted)["__filename"].unique()
+    return sorted(name.rsplit("/", 1)[-1] for name in names.to_pylist())
 
 
 def has_version(spark: SparkSession | None, table: TableRef) -> bool:

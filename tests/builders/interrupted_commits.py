@@ -188,6 +188,7 @@ def run_and_end(
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")
     name, home, start = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs inherit as ignored
     used = make_storage(Path(home))
     with keep_spark(), spark_session(SPARK, used) as session:
         for step_number in range(int(start), 10_000):

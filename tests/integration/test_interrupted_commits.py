@@ -5,17 +5,26 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyspark.sql.types import StringType, StructField, StructType
 
-from tasks.errors import LockLost
+from tasks.config.storage import StorageConfig
+from tasks.errors import LockLost, WrongInput
 from tasks.etl.staging import staged_parts
+from tasks.storage import resolve_storage
 from tasks.system.locks import leased
 from tasks.system.signals import interrupt_on
-from tasks.tables import committing
-from tasks.tables.committing import commit, is_unsure
+from tasks.tables import committing, delta, snapshots
+from tasks.tables.committing import LEASE_ENDED, TableChanged, commit, is_unsure
 from tasks.tables.delta_internals import INTERNALS
+from tasks.tables.direct_commits import replace_few_rows
+from tests.builders.etl_tables import ingest, stored
 from tests.builders.interrupted_commits import KINDS, ROWS, tables_of, versions_of
 
 
@@ -57,6 +66,48 @@ def test_interrupt_of_a_commit_is_raised_after_its_end(spark, storage, monkeypat
     assert all(set(versions_of(table)[-1].values()) <= {1} for table in tables_of(storage))
 
 
+def test_properties_of_a_table_whose_creation_was_killed_are_set_by_the_next_run(spark, source, tmp_path, monkeypatch):
+    """Where Spark creates the table, its properties are a second commit, with the settings of the first one's run."""
+    storage = resolve_storage(StorageConfig(home=str(tmp_path / "a%20b")))  # delta-rs cannot write to such a path
+    with monkeypatch.context() as patch:
+        patch.setattr(delta, "_set_properties", lambda *_arguments: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            ingest(source, storage, stored_side=128)
+    assert "lakevision.source" not in snapshots.newest_snapshot(spark, storage.table("images")).properties
+
+    with pytest.raises(WrongInput, match="made with 128"):
+        ingest(source, storage, stored_side=256)
+    report = ingest(source, storage, stored_side=128)
+    assert (report.stored, len(stored(spark, storage))) == (60, 60)
+    assert report.images.source == str(source)
+
+
+WRITERS = {
+    "append": lambda spark, path, rows: delta.append_files(spark, path, [rows], 0, KEYS, {}),
+    "merge": lambda spark, path, rows: delta.replace_rows(spark, path, 0, spark.read.parquet(rows), "sha256"),
+    "direct": lambda _spark, path, rows: replace_few_rows(path, 0, pq.read_table(rows), "sha256", pa.array(["new"])),
+}
+KEYS = StructType([StructField("sha256", StringType())])
+
+
+@pytest.mark.parametrize("first", WRITERS)
+@pytest.mark.parametrize("second", ["append", "merge"])
+def test_of_two_commits_after_the_same_version_one_is_a_conflict(spark, tmp_path, monkeypatch, first, second):
+    """Without it, rows that two drivers insert would be there twice: Delta takes appends for independent."""
+    path, rows = str(tmp_path / "table"), str(tmp_path / "rows.parquet")
+    deltalake.write_deltalake(path, pa.table({"sha256": ["old"]}))
+    pq.write_table(pa.table({"sha256": ["new"]}), rows)
+
+    def commit_first(*_arguments) -> None:
+        monkeypatch.undo()
+        WRITERS[first](spark, path, rows)
+
+    monkeypatch.setattr(delta, "check_version", commit_first)  # the version is checked, and then the other one commits
+    with pytest.raises(TableChanged):
+        WRITERS[second](spark, path, rows)
+    assert versions_of(Path(path))[-1] == Counter(["old", "new"])
+
+
 def test_no_file_is_removed_while_a_commit_may_be_under_way(tmp_path, monkeypatch):
     """The connection to a JVM that lives on is lost in the commit, which may name the parts; the next run looks."""
     path = str(tmp_path / "images")
@@ -90,10 +141,13 @@ def test_commit_without_its_lease_is_not_begun(tmp_path):
 
     def refused() -> None:
         left.clear()
-        raise OSError("refused")
+        raise OSError(LEASE_ENDED)
 
     with leased(check):
         commit(str(tmp_path), lambda: done.append("before"))
+        with pytest.raises(ZeroDivisionError):  # for which the lease is not the reason
+            commit(str(tmp_path), lambda: left.clear() or 1 // 0)
+        left.append(1)
         with pytest.raises(LockLost, match="was not renewed"):
             commit(str(tmp_path), refused)
         with pytest.raises(LockLost, match="was not renewed"):

@@ -192,10 +192,10 @@ def test_only_files_with_the_rows_are_found(tmp_path: Path) -> None:
         write_deltalake(tmp_path.as_uri(), pa.table({"path": list(name), "size": [1, 2]}), mode="append")
     ((first,),) = [deltalake_files(tmp_path, version=0)]
     table = TableRef(path=str(tmp_path), version=2)
-    found = files_containing(None, table, "path", pa.array(["b", "e", "no"]))
+    found = files_containing(table, "path", pa.array(["b", "e", "no"]))
     assert len(found) == 2
     assert first in found
-    assert files_containing(None, table.model_copy(update={"version": 0}), "path", pa.array(["e"])) == []
+    assert files_containing(table.model_copy(update={"version": 0}), "path", pa.array(["e"])) == []
 
 
 def deltalake_files(folder: Path, version: int) -> list[str]:
