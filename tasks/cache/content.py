@@ -13,6 +13,7 @@ from tasks.errors import WrongInput
 from tasks.refs import TableRef
 from tasks.schema import SPLITS
 from tasks.tables import snapshots
+from tasks.tables.delta import last_change
 from tasks.tables.properties import STORED_SIDE_PROPERTY
 
 DIGEST_PARTS = 4
@@ -86,10 +87,11 @@ def _stored_bytes(columns: list[str], table: TableRef, stored_side: int | None) 
 
     Bytes of an image that is not scaled down are those of the file, so sha256 is their digest. Those of others depend
     on the encoder of the run that ingested them, and never change in their table: table, image and time of ingestion
-    identify them. A table that does not record what it scales has only its version.
+    identify them. A table that does not record what it scales has only the version at which its rows last changed.
     """
     if stored_side is None or not {"width", "height", "ingested_at"} <= set(columns):
-        return F.concat_ws("|", "sha256", F.lit(table.table_id or table.path), F.lit(str(table.version)))
+        changed = last_change(table.path, table.version)
+        return F.concat_ws("|", "sha256", F.lit(table.table_id or table.path), F.lit(str(changed)))
     scaled = F.concat_ws("|", "sha256", F.lit(table.table_id or table.path), F.unix_micros("ingested_at"))
     return F.when(F.greatest("width", "height") <= stored_side, F.col("sha256")).otherwise(scaled)
 

@@ -81,7 +81,7 @@ def _has_cache(images: TableRef, cache_config: CacheConfig, storage: Storage) ->
         if manifest is None or not _is_same_table(manifest.table, images):
             continue
         # Maintenance creates versions, too, without a change of rows.
-        if not delta.rows_changed_since(images.path, manifest.table.version) and whole_cache(url, cache_config):
+        if delta.last_change(images.path) <= manifest.table.version and whole_cache(url, cache_config):
             return True
     return False
 

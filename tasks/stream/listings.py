@@ -130,7 +130,7 @@ def follow_checkpoint(checkpoint: str) -> None:
                 recorded = log.read_text(encoding="utf-8")
                 followed = "\n".join(_followed(recorded.splitlines(), f"{folder}/{LISTINGS}"))
             except (ValueError, LookupError, TypeError, AttributeError):
-                raise damaged(checkpoint, f"{log.relative_to(checkpoint)} cannot be read") from None
+                raise damaged(checkpoint, f"{'/'.join(log.parts[-3:])} cannot be read") from None
             if followed != recorded:
                 partial = log.with_name(f".{log.name}.partial")
                 partial.write_text(followed, encoding="utf-8")

@@ -142,21 +142,27 @@ def _named_by(filesystem: Any, file: str) -> Iterator[str]:
         yield from (file_name(action[kind]["path"]) for kind in kinds if action.get(kind) is not None)
 
 
-def rows_changed_since(path: str, version: int) -> bool:
-    """Return whether a commit after `version` changed rows, without Spark; compaction changes only files.
+def last_change(path: str, version: int | None = None) -> int:
+    """Return the version at which rows last changed up to a version, without Spark; compaction changes only files.
 
-    The result is True if one of these commits has been removed from the log, since it may have changed rows.
+    A commit that has been removed from the log counts as a change.
+
+    Args:
+        path: Path or URL of the table.
+        version: By default, the newest one.
     """
     filesystem, root = file_system(path)
     log = f"{root}/_delta_log"
     names = {found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False)}
     newest = max((int(name[:20]) for name in names if COMMIT_NAME.fullmatch(name)), default=-1)
-    commits = [f"{number:020}.json" for number in range(version + 1, newest + 1)]
-    if not names.issuperset(commits):
-        return True
-    actions = (action for commit in commits for action in read_commit(filesystem, f"{log}/{commit}"))
-    changes = (action.get("add") or action.get("remove") for action in actions)
-    return any(change["dataChange"] for change in changes if change)
+    for number in range(newest if version is None else version, -1, -1):
+        name = f"{number:020}.json"
+        if name not in names:
+            return number
+        changes = (action.get("add") or action.get("remove") for action in read_commit(filesystem, f"{log}/{name}"))
+        if any(change["dataChange"] for change in changes if change):
+            return number
+    return 0
 
 
 def read_commit(filesystem: Any, file: str) -> list[dict[str, Any]]:

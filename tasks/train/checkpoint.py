@@ -69,6 +69,7 @@ class Checkpoints:
         self._config = config
         self._best_written = ""
         self.refused: WrongInput | None = None
+        self._damaged: dict[Path, str] = {}
         self._read: tuple[str, dict[str, Any]] | None = None
 
     def collect(
@@ -176,9 +177,8 @@ class Checkpoints:
                 damaged[path] = loggable(error) or type(error).__name__
                 self._best_written = ""
                 continue
-            for other, reason in damaged.items():
-                logger.warning("cannot resume from %s (%s): the checkpoint before it is used", other, reason)
-                other.rename(other.with_suffix(UNREADABLE))
+            self._damaged = damaged
+            self.rename_damaged()
             self._read = path.name, content
             return path.name, run_id
         if damaged:
@@ -189,7 +189,15 @@ class Checkpoints:
             )
             if refuse:
                 raise self.refused
+            self._damaged = damaged
         return None, None
+
+    def rename_damaged(self) -> None:
+        """Rename the damaged checkpoints that `newest` found, since the run resumes from another one."""
+        for path, reason in self._damaged.items():
+            logger.warning("cannot resume from %s (%s): another checkpoint is used", path, reason)
+            path.rename(path.with_suffix(UNREADABLE))
+        self._damaged = {}
 
     def load(self, name: str) -> dict[str, Any]:
         """Return a checkpoint with its `best_state`; the caller owns the tensors.

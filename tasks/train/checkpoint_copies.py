@@ -46,6 +46,7 @@ def send_newest_checkpoint(checkpoints: Checkpoints, reducer: Reducer, *, writes
     if not newest and checkpoints.refused is not None:
         raise checkpoints.refused
     if newest:
+        checkpoints.rename_damaged()  # They may have higher numbers, and would be kept in place of those to come.
         for name in files_of(newest):
             _send_file(checkpoints.folder / name, reducer, names.index(newest), writes=writes and own != newest)
     wait_for_all(reducer)  # A rank loads what the first rank of its host has written.

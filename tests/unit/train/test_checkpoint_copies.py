@@ -63,6 +63,8 @@ def test_damaged_checkpoint_is_not_sent(tmp_path: Path) -> None:
     send(folders)
 
     assert damaged > valid
+    # The damaged ones, with their higher numbers, would be kept in place of those to come.
+    assert [path.name for path in folders[0].glob("step-*.pt")] == [valid]
     assert [Checkpoints(folder, 2, CONFIG).newest()[0] for folder in folders] == [valid, valid]
 
 
