@@ -67,7 +67,7 @@ def test_interrupt_of_a_commit_is_raised_after_its_end(spark, storage, monkeypat
 
 
 def test_properties_of_a_table_whose_creation_was_killed_are_set_by_the_next_run(spark, source, tmp_path, monkeypatch):
-    """Where Spark creates the table, its properties are a second commit, with the settings of the first one's run."""
+    """Spark sets the properties of a new table in a second commit: they are those of the run that made the first."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path / "a%20b")))  # delta-rs cannot write to such a path
     with monkeypatch.context() as patch:
         patch.setattr(delta, "_set_properties", lambda *_arguments: os.kill(os.getpid(), signal.SIGTERM))
