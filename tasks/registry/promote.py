@@ -29,6 +29,9 @@ from tasks.tracking.pins import pin_trained_versions
 
 logger = logging.getLogger("lakevision.registry")
 
+CANDIDATES_TAG = "candidates"
+"""Tag of a version that has been champion: the accuracies of the runs that it was chosen from."""
+
 NUM_RECORDED = 1000
 """Number of candidates whose accuracies are recorded with a version; a tag in MLflow has at most 100,000 characters."""
 
@@ -168,12 +171,12 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
     if decision.outcome != "kept":
         champion = tracking.register_run(storage, best.run, challenge.name, FILE_LIMITS)
         decision = decision.model_copy(update={"champion": champion})
-        tags = {tracking.PROMOTION_TAG: decision.sentence, "candidates": tracking.to_json(challenge.accuracies)}
+        tags = {tracking.PROMOTION_TAG: decision.sentence, CANDIDATES_TAG: tracking.to_json(challenge.accuracies)}
         tags |= tracking.evaluation_tags(best, source)
         if challenge.earlier is not None and tracking.SOURCE_TAG in tracking.version_tags(storage, champion):
             # It may have been promoted for another table with the same images, whose champion is found by these tags.
             tags = {name: value for name, value in tags.items() if name not in tracking.TABLE_TAGS}
-    elif challenge.earlier is None or decision.comparison is not None:
+    elif decision.comparison is not None or not _was_promoted(challenge):
         registered = tracking.registered_version(storage, best.run, challenge.name)
         if registered is not None:
             tracking.tag_version(storage, registered, tags | {tracking.NOT_PROMOTED_TAG: decision.reason})
@@ -205,6 +208,13 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
     if decision.outcome != "unchanged":
         record(storage, row)
     return decision
+
+
+def _was_promoted(challenge: Challenge) -> bool:
+    """Return whether the run has been champion; a promotion that was killed may have registered it without that."""
+    return challenge.earlier is not None and CANDIDATES_TAG in tracking.version_tags(
+        challenge.storage, challenge.earlier
+    )
 
 
 def _await_approval(challenge: Challenge, decision: Promotion) -> Promotion:
