@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import deltalake
 import pyarrow as pa
@@ -35,9 +36,11 @@ from tasks.tables.append import append_rows
 from tasks.tables.committing import commit
 from tests.builders.delta_rows import delta_rows
 from tests.builders.etl_and_cache import SPARK, make_storage, settings
-from tests.builders.killed_runs import EndedRun, StartedRun, end_run
 from tests.builders.processes import ROOT
 from tests.conftest import write_images
+
+if TYPE_CHECKING:
+    from tests.builders.killed_runs import EndedRun
 
 ROWS = 10
 PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
@@ -161,12 +164,14 @@ def tables_of(storage: Storage) -> list[Path]:
 
 def run_and_end(
     kind: str, storage: Storage, first: int, number: signal.Signals, seconds: float
-) -> tuple[int, EndedRun]:
+) -> "tuple[int, EndedRun]":
     """Commit in a process of its own, and send it a signal some time after the first step began.
 
     Returns:
         The number of the step that it was in, and the process after its end.
     """
+    from tests.builders.killed_runs import StartedRun, end_run  # torch: half of each process's start
+
     log = Path(storage.home) / "commits.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
