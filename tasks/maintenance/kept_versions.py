@@ -53,7 +53,8 @@ def kept_versions(spark: SparkSession, config: MaintainConfig, storage: Storage)
         needed = versions_to_keep(snapshots.latest(spark, path), tracking.trained_versions(storage))
         if not config.trust_tracking:
             _check_servers({found.shown for server, found in pinned.items() if server != own}, path, storage)
-            _check_promotions(spark, storage)
+            if own not in pinned or not pinned[own].is_checked:
+                _check_promotions(spark, storage)
     if not (needed or own in pinned or config.trust_tracking):
         logger.warning(
             "nothing is removed from '%s': no registered model of '%s' was trained on it, and no version is pinned in "
@@ -61,7 +62,7 @@ def kept_versions(spark: SparkSession, config: MaintainConfig, storage: Storage)
             "maintain.trust_tracking to true", path, storage.tracking_shown, PINS,
         )  # fmt: skip
         return None
-    write_pins(path, own, storage.tracking_shown, needed)
+    write_pins(path, own, storage.tracking_shown, needed, is_checked=True)
     kept = {version for found in pinned.values() for version in found.versions} | set(needed)
     unused = sorted(pinned[own].versions - set(needed)) if own in pinned else []
     if unused and config.release_pins:
@@ -96,6 +97,9 @@ def _check_servers(others: set[str], path: str, storage: Storage) -> None:
 
 def _check_promotions(spark: SparkSession, storage: Storage) -> None:
     """Check that the promoted runs are those of this server: one of an earlier release pinned no versions.
+
+    Once per server is enough: later promotions write pins, and runs that it has now may be purged from it. Own pins
+    alone do not show that it was checked, since a promotion writes them as well.
 
     Raises:
         WrongInput: A run is unknown here.
