@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from tasks import tracking
 from tasks.config.maintenance import MaintainConfig
 from tasks.errors import WrongInput, join_names
+from tasks.object_store import list_names
 from tasks.schema import PROMOTIONS_ARROW
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -37,8 +38,9 @@ def kept_versions(spark: SparkSession, config: MaintainConfig, storage: Storage)
         storage: Locations of the tables, with the tracking URI.
 
     Returns:
-        The versions; None if the table is missing, or if neither this server nor another one pinned a version of it.
-        Then nothing shows that this server knows the models of the table, and nothing may be removed.
+        The versions; empty if the table is missing. None if its log has no commits, or if neither this server nor
+        another one pinned a version of it. Then nothing shows that this server knows the models of the table, and
+        nothing may be removed.
 
     Raises:
         WrongInput: Another tracking server pinned versions, or promoted models, and this one is not trusted. The pins
@@ -47,7 +49,8 @@ def kept_versions(spark: SparkSession, config: MaintainConfig, storage: Storage)
     """
     path = storage.table("images")
     if not check_table_path(path):
-        return None
+        # Listed, since `exists` is also False for a folder that cannot be read.
+        return None if "_delta_log" in list_names(path) else []
     with tracking.reachable(storage):
         own, pinned = tracking_id(storage), read_pins(path)
         needed = versions_to_keep(snapshots.latest(spark, path), tracking.trained_versions(storage))
