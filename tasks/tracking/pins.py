@@ -22,7 +22,7 @@ from tasks.paths import local_path, resolved
 from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
-from tasks.system.disk import translate_disk_full
+from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking.pages import all_results
@@ -156,6 +156,25 @@ def release_pins(path: str, server: str, versions: Iterable[int]) -> None:
     with _accessible(path, "removed"):
         for version in versions:
             filesystem.rm_file(f"{root}/{PINS}/{server}/{version}")
+
+
+def check_pins(storage: Storage, table: TableRef | None) -> None:
+    """Check before work that a version of a table is pinned or can be, without leaving a file.
+
+    Args:
+        storage: Storage with the tracking URI.
+        table: As for `pin_trained_versions`.
+
+    Raises:
+        WrongInput: The pins cannot be read or written, as in a table that this user may only read.
+    """
+    path = None if table is None else _present_path(storage, table)
+    if table is None or path is None:
+        return
+    server = tracking_id(storage)
+    pinned = read_pins(path).get(server)
+    if pinned is None or table.version not in pinned.versions:
+        check_writable(f"{path}/{PINS}/{server}", "the folder by whose pins clean-ups keep the versions of models")
 
 
 def pin_trained_versions(storage: Storage, table: TableRef | None) -> None:
