@@ -121,7 +121,7 @@ _RANK_PREFIXES = (
     # Of tracking and storage; these include credentials, without which a rank can neither read nor log.
     *("MLFLOW_", "DATABRICKS_", "AWS_", "AZURE_", "GOOGLE_", "FSSPEC_", "GIT_PYTHON_"),
 )
-_CALLERS_NAMES = frozenset(
+CALLERS_NAMES = frozenset(
     {
         *("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"),
         *("MLFLOW_RUN_ID", "MLFLOW_RUN_NAME", "MLFLOW_PARENT_RUN_ID", "MLFLOW_NESTED_RUN", "MLFLOW_RUN_CONTEXT"),
@@ -177,7 +177,7 @@ def rank_environment(further: Collection[str] = ()) -> dict[str, str]:
     from tasks.credentials import is_secret
 
     def is_passed(name: str) -> bool:
-        if name in _CALLERS_NAMES:
+        if name in CALLERS_NAMES:
             return False
         if name in _RANK_NAMES or name in further or name.startswith(_RANK_PREFIXES):
             return True

@@ -2,13 +2,14 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheRun
 from tasks.config.form import Schema, must_be, unless_given, when
 from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.run import SparkRun
 from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId, VariableName
+from tasks.environment import CALLERS_NAMES
 
 
 class AugmentationConfig(FrozenConfig):
@@ -219,6 +220,13 @@ class TrainConfig(FrozenConfig):
         description="Names of environment variables that ranks get in addition to those of torch, storage and "
         "tracking; their values are those of the process that starts the ranks",
     )
+
+    @field_validator("environment")
+    @classmethod
+    def _check_environment(cls, names: list[str]) -> list[str]:
+        if theirs := sorted(CALLERS_NAMES & set(names)):
+            raise ValueError(f"{theirs[0]} points at other work with MLflow, and ranks never get it: remove the name")
+        return names
 
     @model_validator(mode="after")
     def _check_frozen_backbone(self) -> Self:

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from tasks import tracking
 from tasks.config.maintenance import MaintainConfig
 from tasks.errors import WrongInput, join_names
+from tasks.object_store import list_names
 from tasks.schema import PROMOTIONS_ARROW
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -37,8 +38,9 @@ def kept_versions(spark: SparkSession, config: MaintainConfig, storage: Storage)
         storage: Locations of the tables, with the tracking URI.
 
     Returns:
-        The versions; None if the table is missing, or if neither this server nor another one pinned a version of it.
-        Then nothing shows that this server knows the models of the table, and nothing may be removed.
+        The versions; empty if the table is missing. None if its log has no commits, or if neither this server nor
+        another one pinned a version of it. Then nothing shows that this server knows the models of the table, and
+        nothing may be removed.
 
     Raises:
         WrongInput: Another tracking server pinned versions, or promoted models, and this one is not trusted. The pins
@@ -47,13 +49,15 @@ def kept_versions(spark: SparkSession, config: MaintainConfig, storage: Storage)
     """
     path = storage.table("images")
     if not check_table_path(path):
-        return None
+        # Listed, since `exists` is also False for a folder that cannot be read.
+        return None if "_delta_log" in list_names(path) else []
     with tracking.reachable(storage):
         own, pinned = tracking_id(storage), read_pins(path)
         needed = versions_to_keep(snapshots.latest(spark, path), tracking.trained_versions(storage))
         if not config.trust_tracking:
             _check_servers({found.shown for server, found in pinned.items() if server != own}, path, storage)
-            _check_promotions(spark, storage)
+            if own not in pinned or not pinned[own].is_checked:
+                _check_promotions(spark, storage)
     if not (needed or own in pinned or config.trust_tracking):
         logger.warning(
             "nothing is removed from '%s': no registered model of '%s' was trained on it, and no version is pinned in "
@@ -61,7 +65,7 @@ def kept_versions(spark: SparkSession, config: MaintainConfig, storage: Storage)
             "maintain.trust_tracking to true", path, storage.tracking_shown, PINS,
         )  # fmt: skip
         return None
-    write_pins(path, own, storage.tracking_shown, needed)
+    write_pins(path, own, storage.tracking_shown, needed, is_checked=True)
     kept = {version for found in pinned.values() for version in found.versions} | set(needed)
     unused = sorted(pinned[own].versions - set(needed)) if own in pinned else []
     if unused and config.release_pins:
@@ -96,6 +100,9 @@ def _check_servers(others: set[str], path: str, storage: Storage) -> None:
 
 def _check_promotions(spark: SparkSession, storage: Storage) -> None:
     """Check that the promoted runs are those of this server: one of an earlier release pinned no versions.
+
+    Once per server is enough: later promotions write pins, and runs that it has now may be purged from it. Own pins
+    alone do not show that it was checked, since a promotion writes them as well.
 
     Raises:
         WrongInput: A run is unknown here.

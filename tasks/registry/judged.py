@@ -35,8 +35,12 @@ class Judged(Ref):
     """Number of challengers that these images had judged then, this one included."""
 
     def same_images(self, other: "Judged") -> bool:
-        """Return whether two challengers were compared on the same images, or on sets of which most are the same."""
-        if self.content_digest and self.content_digest == other.content_digest:
+        """Return whether two challengers were compared on the same images, or on sets of which most are the same.
+
+        Two sets of which nothing is known count as the same, so that an unknown set does not start the count anew.
+        """
+        is_unknown = not (self.content_digest or self.sample or other.sample)
+        if self.content_digest == other.content_digest and (self.content_digest or is_unknown):
             return True
         return similarity(self.sample, other.sample) >= SAME_SHARE
 

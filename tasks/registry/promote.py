@@ -25,7 +25,7 @@ from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import EvaluatedRun, evaluated_run
-from tasks.tracking.pins import pin_trained_versions
+from tasks.tracking.pins import check_pins, pin_trained_versions
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -71,7 +71,7 @@ def promote_best(
 
     Raises:
         WrongInput: A run has no test accuracy, no run reaches the minimums, or no name can be derived. The champion was
-            trained on another table, or the best run's model cannot be loaded.
+            trained on another table, or the best run's model cannot be loaded. The table's version cannot be pinned.
         TrackingUnavailable: The tracking server does not answer; the next promotion completes the work.
     """
     with tracking.reachable(storage):
@@ -114,6 +114,7 @@ def _challenge(
     candidates = [one for one in tested if one.run.run_id not in rolled_back] or tested
     best = choose_best(candidates)
     check_minimums(best, len(candidates), promote)
+    check_pins(storage, best.table)
     return Challenge(
         best=best,
         accuracies=_best_accuracies(candidates),
@@ -240,11 +241,12 @@ def _is_older_than_served(table: TableRef, champion: ModelRef, storage: Storage)
 
 
 def check_promotion(promote: PromoteConfig, storage: Storage, table: TableRef, cache: CacheRef) -> None:
-    """Check before training that the champion under the model's name was trained on the same table.
+    """Check before training that the champion was trained on the same table, and that its version can be pinned.
 
     Raises:
-        WrongInput: As `check_comparable`.
+        WrongInput: As `check_comparable` and `check_pins`.
     """
+    check_pins(storage, table)
     name = promote.model_name or tracking.derived_model_name(table, storage)
     champion = None if name is None else tracking.model_with_alias(storage, name, CHAMPION)
     if name is None or champion is None:

@@ -1,6 +1,7 @@
 """Table properties that record the settings of the ETL, and checks of a run's settings against them."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -68,11 +69,15 @@ def source_property(location: Path | str, digits: Path, found: Mapping[str, str]
     Args:
         location: The source.
         digits: Folder of the built-in digits.
-        found: Properties of the existing table; older tables of the digits have their folder, and keep it.
+        found: Properties of the existing table; older tables of the digits have their folder, and keep it, also in a
+            home that was moved to another parent folder.
     """
-    if str(location) != str(digits) or found.get(SOURCE_PROPERTY) == str(digits):
+    if str(location) != str(digits):
         return str(location)
-    return BUILTIN_DIGITS
+    recorded = Path(found.get(SOURCE_PROPERTY, ""))
+    # A folder that exists may be a source of its own, or that of a copied home's original.
+    is_former = recorded.is_absolute() and recorded.parts[-2:] == digits.parts[-2:] and not os.path.exists(recorded)
+    return str(recorded) if recorded == digits or is_former else BUILTIN_DIGITS
 
 
 def table_source(found: Mapping[str, str]) -> str:

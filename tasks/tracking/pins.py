@@ -22,7 +22,7 @@ from tasks.paths import local_path, resolved
 from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
-from tasks.system.disk import translate_disk_full
+from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking.pages import all_results
@@ -37,6 +37,9 @@ PINS = "_pins"
 SERVER = "server"
 """Name of the object with the URI of a tracking server, without credentials, for messages."""
 
+CHECKED = "checked"
+"""Name of the object that says that a clean-up of this server knew all promoted runs, or was trusted."""
+
 SERVER_ID, VERSION = re.compile(r"[0-9a-f]{16}"), re.compile(r"\d{1,18}")
 
 DENIED = (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
@@ -50,10 +53,12 @@ class ServerPins:
     Attributes:
         shown: URI of the server when it pinned last, without credentials.
         versions: The versions.
+        is_checked: Whether a clean-up of the server knew all promoted runs, or was trusted.
     """
 
     shown: str
     versions: frozenset[int]
+    is_checked: bool = False
 
 
 def tracking_id(storage: Storage) -> str:
@@ -97,15 +102,16 @@ def read_pins(path: str) -> dict[str, ServerPins]:
         for server in _visible(f"{path}/{PINS}"):
             is_server = SERVER_ID.fullmatch(server) is not None
             names = _visible(f"{path}/{PINS}/{server}") if is_server else []
-            odd = [name for name in names if name != SERVER and VERSION.fullmatch(name) is None]
+            odd = [name for name in names if name not in (SERVER, CHECKED) and VERSION.fullmatch(name) is None]
             if odd or not is_server:
                 raise WrongInput(
                     f"'{'/'.join([path, PINS, server, *odd[:1]])}' is not a pin, so which versions models need is not "
                     "known and nothing is removed: remove it if it is not yours"
                 )
             shown = filesystem.cat_file(f"{root}/{PINS}/{server}/{SERVER}") if SERVER in names else b""
-            versions = frozenset(int(name) for name in names if name != SERVER)
-            found[server] = ServerPins(shown.decode(errors="replace").strip() or "unknown", versions)
+            versions = frozenset(int(name) for name in names if VERSION.fullmatch(name))
+            shown_text = shown.decode(errors="replace").strip() or "unknown"
+            found[server] = ServerPins(shown_text, versions, CHECKED in names)
     return found
 
 
@@ -114,7 +120,7 @@ def _visible(folder: str) -> list[str]:
     return sorted(name for name in list_names(folder) if not name.startswith("."))
 
 
-def write_pins(path: str, server: str, shown: str, versions: Iterable[int]) -> None:
+def write_pins(path: str, server: str, shown: str, versions: Iterable[int], *, is_checked: bool = False) -> None:
     """Pin versions of a table; those that are pinned stay as they are.
 
     Args:
@@ -122,6 +128,7 @@ def write_pins(path: str, server: str, shown: str, versions: Iterable[int]) -> N
         server: Identity of the tracking server.
         shown: Its URI without credentials.
         versions: The versions.
+        is_checked: As in `ServerPins`; a server that was checked once stays so.
 
     Raises:
         WrongInput: The folder cannot be written.
@@ -135,7 +142,7 @@ def write_pins(path: str, server: str, shown: str, versions: Iterable[int]) -> N
         # The server first: after a kill, its versions are missing, and others are refused all the same.
         if SERVER not in names or filesystem.cat_file(f"{folder}/{SERVER}") != shown.encode():
             filesystem.pipe_file(f"{folder}/{SERVER}", shown.encode())
-        for name in sorted({str(version) for version in versions} - names):
+        for name in sorted({*map(str, versions), *([CHECKED] if is_checked else [])} - names):
             filesystem.pipe_file(f"{folder}/{name}", b"")
 
 
@@ -149,6 +156,25 @@ def release_pins(path: str, server: str, versions: Iterable[int]) -> None:
     with _accessible(path, "removed"):
         for version in versions:
             filesystem.rm_file(f"{root}/{PINS}/{server}/{version}")
+
+
+def check_pins(storage: Storage, table: TableRef | None) -> None:
+    """Check before work that a version of a table is pinned or can be, without leaving a file.
+
+    Args:
+        storage: Storage with the tracking URI.
+        table: As for `pin_trained_versions`.
+
+    Raises:
+        WrongInput: The pins cannot be read or written, as in a table that this user may only read.
+    """
+    path = None if table is None else _present_path(storage, table)
+    if table is None or path is None:
+        return
+    server = tracking_id(storage)
+    pinned = read_pins(path).get(server)
+    if pinned is None or table.version not in pinned.versions:
+        check_writable(f"{path}/{PINS}/{server}", "the folder by whose pins clean-ups keep the versions of models")
 
 
 def pin_trained_versions(storage: Storage, table: TableRef | None) -> None:

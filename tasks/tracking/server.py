@@ -42,7 +42,8 @@ def client_of(storage: Storage) -> MlflowClient:
     """Return an MLflow client of a storage, for runs and registry, after the database of a moved home was adapted.
 
     A process may use MLflow for other work as well. So neither the URIs of MLflow's fluent API nor its active run are
-    read or changed: its functions, such as `mlflow.start_run`, are not used in this package.
+    read or changed: its functions, such as `mlflow.start_run`, are not used in this package. The database is checked at
+    each call, about 5 ms, since another machine may open the home at another path: files would then be written there.
 
     Raises:
         WrongInput: The home was moved or copied, and its database cannot be written.

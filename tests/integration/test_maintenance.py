@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables import snapshots
 from tasks.tables.append import append_rows
-from tasks.tracking.pins import read_pins
+from tasks.tracking.pins import pin_trained_versions, read_pins
 from tasks.tracking.trained_tables import table_tags
 from tests.builders.processes import plain_environment, run_python
 from tests.conftest import write_images
@@ -104,7 +105,9 @@ def ingest_three_versions(spark, source, storage) -> tuple[TableRef, set[str]]:
 def test_maintenance_compacts_and_keeps_versions_of_registered_models(spark, source, storage, any_retention):
     """Images and caches stay as they are; only a version without a registered model loses its files."""
     first, held = ingest_three_versions(spark, source, storage)
-    register(storage, first)
+    run_id = register(storage, first)
+    promoted = pa.Table.from_pylist([{"run_id": run_id, "decision": "promoted"}])
+    append_rows(storage.table("promotions"), promoted)
     newest = snapshots.latest(spark, first.path)
     kept = hashes(spark, newest)
     assert kept != held
@@ -127,8 +130,9 @@ def test_maintenance_compacts_and_keeps_versions_of_registered_models(spark, sou
     again, built = materialize_cache(CacheConfig(image_size=16), images.table, storage, SparkConfig())
     assert (again.url, again.digest, built) == (cache.url, cache.digest, False)
 
-    # A version of the registry that is gone may be missing from a copy of the database only.
+    # A version of the registry that is gone may be missing from a copy of the database only. Its run is purged.
     mlflow.MlflowClient(tracking_uri=storage.tracking).delete_registered_model("lakevision")
+    purge(storage, run_id)
     done = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig()).tables[0]
     assert (done.files_deleted, done.kept_versions) == (0, [first.version])
     assert hashes(spark, first) == held
@@ -163,6 +167,7 @@ def test_tracking_server_without_the_models_removes_nothing(
     assert f"no registered model of '{laptop.tracking}' was trained on it" in line
     # A promotion by a run that the laptop does not have shows that there are models elsewhere.
     register(laptop, first, "of the laptop")
+    pin_trained_versions(laptop, first)  # as its own promotions do
     row = {"run_id": "0" * 32, "decision": "promoted"}
     append_rows(storage.table("promotions"), pa.Table.from_pylist([row]))
     with pytest.raises(WrongInput, match="has promotions of 1 MLflow runs that .*laptop/mlflow.db' does not have"):
@@ -218,6 +223,7 @@ def test_predictions_by_old_versions_are_removed(spark, source, storage, any_ret
     for keep, cats in ((2, (2, 3, 4, 5, 6)), (1, (2, 3, 4, 6))):
         maintain_tables(MaintainConfig(keep_model_versions=keep), storage, SparkConfig())
         assert left() == {("cats", version): 2 for version in cats} | {("dogs", 1): 2}
+        shutil.rmtree(images.path, ignore_errors=True)  # A user who only predicts folders has no table images.
 
 
 def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, any_retention):

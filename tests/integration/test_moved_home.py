@@ -17,6 +17,7 @@ from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage, resolve_storage
+from tasks.tracking.files import log_text
 from tasks.tracking.server import client_of
 from tests.builders.homes import home_with_tracking
 from tests.builders.tracked_homes import CARD, log_champion, tables_in_database
@@ -138,6 +139,20 @@ def test_home_that_several_processes_open_at_a_new_path_has_that_one(original, t
     assert [line for line in messages_of("lakevision.tracking") if "was at" in line] == [
         f"the home '{copied.home}' was at '{original.home}': the paths in its MLflow database are replaced"
     ]
+
+
+def test_home_that_is_opened_at_another_path_meanwhile_keeps_its_files(original, tmp_path):
+    """A machine that mounts it elsewhere replaces the path, and no file is written to that one here."""
+    copied = storage_at(tmp_path / "copy")
+    shutil.copytree(original.home, copied.home)
+    tracking.check_tracking(copied)
+    elsewhere = tmp_path / "elsewhere"
+    Path(copied.home).rename(elsewhere)
+    tracking.check_tracking(storage_at(elsewhere))  # as the other machine does at its start
+    elsewhere.rename(copied.home)
+    log_text(copied, original.model.run_id, "# new", "new.md")
+    assert Path(copied.home, "artifacts", original.model.run_id, "artifacts", "new.md").read_text() == "# new"
+    assert not elsewhere.exists()
 
 
 def test_home_that_is_opened_by_a_link_keeps_its_path(original, tmp_path, is_recorded):

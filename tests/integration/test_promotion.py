@@ -46,6 +46,7 @@ from tasks.storage import resolve_storage
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking.pins import read_pins
 from tests.builders.delta_rows import delta_rows
+from tests.builders.disks import mounted_disk
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
 
@@ -434,12 +435,35 @@ def test_run_whose_table_version_cannot_be_pinned_is_not_promoted(source, storag
     table = write_images(storage, source, ["train", "test"])
     run = log_run(storage, tmp_path, 1, 0.9, table=table.model_copy(update={"path": "/former/home/tables/images"}))
     (Path(table.path) / "_pins").write_text("")
-    with pytest.raises(WrongInput, match="the pins in '.*/tables/images/_pins', .* cannot be written"):
+    with pytest.raises(WrongInput, match="'.*/tables/images/_pins/_pins' is not a pin"):
         promote_best([run], NAMED, storage)
     assert champion(storage) is None
     (Path(table.path) / "_pins").unlink()
     assert promote_best([run], NAMED, storage).outcome == "promoted"
     assert [pins.versions for pins in read_pins(table.path).values()] == [{table.version}]
+
+
+def test_table_that_may_only_be_read_is_refused_before_training_and_before_registering(source, storage, tmp_path):
+    """No file stays of the check; a version that is pinned already needs no write."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    Path(storage.tables).mkdir(parents=True)
+    with mounted_disk(Path(storage.table("images")), storage, 20_000) as disk:
+        table = write_images(storage, source, ["train", "test"])
+        run = log_run(storage, tmp_path, 1, 0.9, table=table)
+        check_promotion(NAMED, storage, table, cache)
+        assert read_pins(table.path) == {}
+        disk.remount("ro")
+        refused = r"pins clean-ups keep .* is '.*/images/_pins/[0-9a-f]{16}', where nothing can be written \(Read-only"
+        with pytest.raises(WrongInput, match=refused):
+            check_promotion(NAMED, storage, table, cache)
+        with pytest.raises(WrongInput, match=refused):
+            promote_best([run], NAMED, storage)
+        assert not tracking.has_model(storage, NAME)
+        disk.remount("rw")
+        assert promote_best([run], NAMED, storage).outcome == "promoted"
+        disk.remount("ro")
+        check_promotion(NAMED, storage, table, cache)
+        assert promote_best([run], NAMED, storage).outcome == "unchanged"
 
 
 def test_champion_is_shared_by_tables_with_the_same_images(storage, tmp_path):

@@ -115,6 +115,7 @@ def test_settings_are_immutable() -> None:
         (PredictConfig, {"source": "s3a://key:secret@bucket/x"}),
         (TrainConfig, {"num_threads": 10**12}),
         (TrainConfig, {"environment": ["NAME=value"]}),
+        (TrainConfig, {"environment": ["MY_NAME", "MLFLOW_RUN_ID"]}),
         (TrainConfig, {"timeout_seconds": 10**30}),
         (TrainConfig, {"timeout_seconds": 10**10}),
         (TrainConfig, {"max_seconds": 10**12}),

@@ -120,13 +120,20 @@ def test_another_source_and_other_labels_need_replace_source(settings: dict[str,
     assert check(replace_source=True, **settings) is True
 
 
-def test_digits_are_the_same_source_in_every_home() -> None:
+def test_digits_are_the_same_source_in_every_home(tmp_path: Path) -> None:
     """The property of the built-in digits does not depend on the home; older tables keep the digits' folder."""
     digits = Path("/home/digits")
     assert source_property(digits, digits, {}) == "builtin:digits"
     assert source_property(digits, digits, {"lakevision.source": "builtin:digits"}) == "builtin:digits"
     assert source_property(digits, digits, {"lakevision.source": "/home/digits"}) == "/home/digits"
     assert source_property(Path("/photos"), digits, {}) == "/photos"
+    # A moved home keeps the former folder; the digits of another home, or a folder that exists, are another source.
+    former = tmp_path / "home" / "digits"
+    assert source_property(digits, digits, {"lakevision.source": str(former)}) == str(former)
+    assert source_property(digits, digits, {"lakevision.source": "/other/digits"}) == "builtin:digits"
+    assert source_property(digits, digits, {"lakevision.source": "s3a://bucket/home/digits"}) == "builtin:digits"
+    former.mkdir(parents=True)
+    assert source_property(digits, digits, {"lakevision.source": str(former)}) == "builtin:digits"
     moved = table_properties(EtlConfig(), source_property(Path("/moved/digits"), Path("/moved/digits"), {}))
     assert check_properties(table_properties(EtlConfig(), "builtin:digits"), moved, "/t", False) is False
 

@@ -51,11 +51,12 @@ def test_most_images_make_the_same_set(storage: Storage) -> None:
 
 
 def test_set_without_a_table_is_known_by_its_digest(storage: Storage) -> None:
-    """The same digest is the same set, with or without a sample of it; an unknown digest equals none."""
+    """The same digest is the same set, with or without a sample of it. Sets of which nothing is known are one set."""
     assert judge(storage, 1, None, "content") == 1
     assert judge(storage, 2, range(100), "content") == 2
     assert judge(storage, 3, range(100)) == 2
-    assert [judge(storage, run) for run in (4, 5)] == [1, 1]
+    assert [judge(storage, run) for run in (4, 5, 4, 6)] == [1, 2, 1, 3]
+    assert judge(storage, 7, None, "other content") == 1
 
 
 def test_invalid_tag_is_ignored(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,15 +29,15 @@ def test_pins_of_each_server_are_added_and_released_alone(table: str) -> None:
     assert read_pins(table) == {}
     write_pins(table, A, "sqlite:////old/mlflow.db", [3, 12])
     write_pins(table, B, "http://mlflow:5000", [])
-    write_pins(table, A, "sqlite:////new/mlflow.db", [12, 4])
+    write_pins(table, A, "sqlite:////new/mlflow.db", [12, 4], is_checked=True)
     assert read_pins(table) == {
-        A: ServerPins("sqlite:////new/mlflow.db", frozenset({3, 4, 12})),
+        A: ServerPins("sqlite:////new/mlflow.db", frozenset({3, 4, 12}), is_checked=True),
         B: ServerPins("http://mlflow:5000", frozenset()),
     }
     write_pins(table, B, "http://mlflow:5000", [3])
     release_pins(table, A, [3, 12])
     assert read_pins(table) == {
-        A: ServerPins("sqlite:////new/mlflow.db", frozenset({4})),
+        A: ServerPins("sqlite:////new/mlflow.db", frozenset({4}), is_checked=True),
         B: ServerPins("http://mlflow:5000", frozenset({3})),
     }
 
