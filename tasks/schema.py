@@ -195,11 +195,13 @@ READ_ARROW = pa.schema(
         ("part", pa.string()),
         ("reason", pa.string()),
         ("detail", pa.string()),
+        ("read_failed", pa.bool_()),
     ]
 )
 """Columns after a file was read and decoded; `part` names the file that contains the image.
 
-If reason is set, part is null; otherwise split is not null.
+If reason is set, part is null; otherwise split is not null. read_failed is whether the file may be there, but cannot be
+read.
 """
 
 

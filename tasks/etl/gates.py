@@ -26,7 +26,7 @@ class FileCounts:
 
     Attributes:
         outcomes: Number of files by outcome.
-        reasons: Number of quarantined files by reason.
+        reasons: Number of files that cannot be used by reason; unreadable ones that keep their image are among them.
         images: Images that the table `images` will have, by label; 0 for a label whose files are all unusable.
         classes: The same by label and split, without zeros.
     """

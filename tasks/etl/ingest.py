@@ -28,6 +28,7 @@ from tasks.etl.remote import read_remote
 from tasks.etl.source import Source, newest_commits, prepare_source, relist_if_outdated
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.stratify import SplitRule
+from tasks.model_package.decode import Reason
 from tasks.progress.count import counted
 from tasks.refs import EtlReport
 from tasks.schema import (
@@ -158,6 +159,13 @@ def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
         WrongInput: There are too many unusable files, too many images would leave, or a class has too few images.
     """
     counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
+    num_failed, path, detail = compared.failed_reads()
+    if num_failed:
+        logger.warning(
+            "%d files cannot be read now, such as %s (%s): their images stay, and the next run reads them again",
+            num_failed, path, detail,
+        )  # fmt: skip
+        counts.reasons[Reason.UNREADABLE.value] += num_failed
     check_bad_fraction(counts, etl)
     check_deletions(*compared.deletions(), counts.images, etl)
     check_class_sizes(counts, etl)

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.storage import SparkConfig
 from tasks.etl.digits import write_digits
-from tasks.etl.extract import read_whole
+from tasks.etl.extract import VANISHED, read_whole
 from tasks.etl.listing import GONE, ListedFiles, check_not_empty, local_files
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.remote import read_remote, remote_files
@@ -44,9 +44,6 @@ READ_ARROW = pa.schema(
 """Columns of a file that was read. If it cannot be read, error is the reason, and sha256 and content are null."""
 
 READ = from_arrow_schema(READ_ARROW)
-
-VANISHED = "FileNotFoundException"
-"""Java's exception for a file that was removed after it was listed."""
 
 
 @dataclass(frozen=True)
