@@ -11,10 +11,9 @@ from pyspark import Accumulator
 
 from tasks.config.etl import EtlConfig
 from tasks.etl.edges import Edges, draw_of
-from tasks.etl.listing import GONE
 from tasks.etl.near_duplicates import dhash
 from tasks.model_package.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
-from tasks.paths import is_inside
+from tasks.paths import GONE, is_inside
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
 from tasks.spark.progress import EndedParts
 from tasks.spark.worker_log import WorkerCount, log_from_worker

@@ -1,6 +1,5 @@
 """Listing of the image files of a source without reading them: local folders, and checks of listings."""
 
-import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.labels import PathLabels
 from tasks.etl.own_folders import OwnFolders
+from tasks.paths import raise_unless_gone
 from tasks.schema import LISTING_ARROW, SPLITS
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
 from tasks.text.forms import composed
@@ -21,10 +21,6 @@ EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 BATCH_FILES = 20_000
 """Number of files in memory as Python values while a source is listed; each takes 560 bytes."""
-
-
-GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-"""Errors of a path that nothing is at. After any other, such as that of a lost mount, its file may still be there."""
 
 
 @dataclass
@@ -57,21 +53,6 @@ def _is_image(name: str) -> bool:
 def is_image_path(path: str) -> bool:
     """Return whether a path below a source is listed: it has an image extension, and no part of it is hidden."""
     return _is_image(path) and not any(_is_hidden(name) for name in path.split("/"))
-
-
-def raise_unless_gone(error: OSError, path: str, setting: str = "source") -> None:
-    """Return if an error means that a file or folder does not exist, raise it for users if it may.
-
-    Raises:
-        WrongInput: This user has no permission to look at it.
-        SourceUnavailable: Any other error, such as that of a network share that does not answer.
-    """
-    if error.errno in GONE:
-        return
-    problem = f"{setting} has '{path}', which cannot be read ({error.strerror or error})"
-    if isinstance(error, PermissionError):
-        raise WrongInput(f"{problem}: change its permissions; its files do not count as deleted") from None
-    raise SourceUnavailable(f"{problem}: check the disk or network share; its files do not count as deleted") from error
 
 
 def _status(path: str, setting: str) -> os.stat_result | None:

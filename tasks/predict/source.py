@@ -16,11 +16,12 @@ from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.storage import SparkConfig
 from tasks.etl.digits import write_digits
 from tasks.etl.extract import VANISHED, read_whole
-from tasks.etl.listing import GONE, ListedFiles, check_not_empty, local_files
+from tasks.etl.listing import ListedFiles, check_not_empty, local_files
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.remote import read_remote, remote_files
 from tasks.etl.source import find_source
 from tasks.model_package.decode import Reason
+from tasks.paths import GONE
 from tasks.schema import FILE_ARROW
 from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import num_tasks
