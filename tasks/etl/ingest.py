@@ -317,9 +317,10 @@ def _synchronize(
         compared.resolve(_read_new(spark, compared.to_read(), etl, source, target, scratch))
         counts = _check_gates(compared, etl)
         write_images(spark, target, images_version, compared, tables.properties)
-    if files_version is not None and tables.lacking and compared.ledger_changes(datetime.now(UTC)).num_rows:
+    changes = compared.ledger_changes(datetime.now(UTC))
+    if files_version is not None and tables.lacking and changes.num_rows:
         delta.add_columns(spark, tables.files, tables.lacking)
         files_version += 1
     with staged_parts(tables.files, files_version) as target:
-        write_files(spark, target, files_version, compared, tables.properties)
+        write_files(spark, target, files_version, changes, tables.properties)
     return counts
