@@ -256,6 +256,8 @@ def _check_gone(gone: GoneFiles, predicted: DataFrame | None, predict: PredictCo
         num_gone = contents.join(predicted.select("sha256").distinct(), on="sha256", how="left_anti").count()
     if is_beyond(num_gone, gone.num_known, bound):
         raise too_many_deleted(
-            f"the table 'inputs' would lose {num_gone} of {gone.num_known} images of '{predict.source}'",
-            "predict.max_deleted_fraction", bound, "nothing was written",
-        )  # fmt: skip
+            f"the table 'inputs' would lose {num_gone} of {gone.num_known} images of '{predict.source}', more than "
+            f"predict.max_deleted_fraction {bound} allows",
+            "predict.max_deleted_fraction",
+            "nothing was written",
+        )
