@@ -5,6 +5,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -40,6 +41,11 @@ class ListedFiles:
     times: list[int] = field(default_factory=list)
     status_times: list[int | None] = field(default_factory=list)
     inodes: list[int | None] = field(default_factory=list)
+
+    def columns(self) -> list[Any]:
+        """Return the columns of FILE_ARROW, in which the inode is a signed integer."""
+        inodes = pa.array(self.inodes, pa.uint64()).view(pa.int64())
+        return [self.paths, self.sizes, self.times, self.status_times, inodes]
 
 
 def _is_hidden(name: str) -> bool:
@@ -246,9 +252,8 @@ def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scra
     def labelled() -> Iterator[pa.RecordBatch]:
         for batch in files:
             named = labels.of(batch.paths)
-            inodes = pa.array(batch.inodes, pa.uint64()).view(pa.int64())
-            columns = [batch.paths, [label for label, _ in named], [split for _, split in named]]
-            columns += [batch.sizes, batch.times, batch.status_times, inodes]
+            paths, *others = batch.columns()
+            columns = [paths, [label for label, _ in named], [split for _, split in named], *others]
             yield pa.RecordBatch.from_pydict(dict(zip(LISTING_ARROW.names, columns, strict=True)), schema=LISTING_ARROW)
 
     listing = spool_rows(labelled(), LISTING_ARROW, scratch)
