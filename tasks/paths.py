@@ -1,11 +1,15 @@
-"""Local paths of folders and file:// URLs."""
+"""Local paths of folders and file:// URLs, and errors of their reading."""
 
+import errno
 import os
 import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlparse
 
-from tasks.errors import WrongInput
+from tasks.errors import SourceUnavailable, WrongInput
+
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""Errors of a path that nothing is at. After any other, such as that of a lost mount, its file may still be there."""
 
 
 def local_path(url: str) -> Path | None:
@@ -39,6 +43,21 @@ def resolved(url: str) -> str:
 def is_inside(path: str, root: str) -> bool:
     """Return whether a path, with its symbolic links resolved, is below `root`, which has none."""
     return os.path.realpath(path).startswith(root + os.sep)
+
+
+def raise_unless_gone(error: OSError, path: str, setting: str = "source") -> None:
+    """Return if an error means that a file or folder does not exist, raise it for users if it may.
+
+    Raises:
+        WrongInput: This user has no permission to look at it.
+        SourceUnavailable: Any other error, such as that of a network share that does not answer.
+    """
+    if error.errno in GONE:
+        return
+    problem = f"{setting} has '{path}', which cannot be read ({error.strerror or error})"
+    if isinstance(error, PermissionError):
+        raise WrongInput(f"{problem}: change its permissions; its files do not count as deleted") from None
+    raise SourceUnavailable(f"{problem}: check the disk or network share; its files do not count as deleted") from error
 
 
 def absolute_url(url: str) -> str:

@@ -64,7 +64,7 @@ the time of the last change of the status (ctime), nor inode, its number as a si
 """
 
 ADDED_TO_FILES = ("changed_at", "inode")
-"""Columns that a ledger of release 0.1.0 lacks; they are added to it, and null in its rows."""
+"""Columns that a ledger, or a table `inputs`, of an earlier release lacks; they are added, and null in its rows."""
 
 IMAGES_ARROW = to_arrow_schema(IMAGES)
 FILES_ARROW = to_arrow_schema(FILES)
@@ -125,6 +125,7 @@ INPUTS = StructType(
         StructField("sha256", StringType()),
         StructField("error", StringType()),
         StructField("seen_at", TimestampType(), nullable=False),
+        *(FILES[name] for name in ADDED_TO_FILES),
     ]
 )
 """The table `inputs`: one row per file that was predicted without a table of images.
@@ -162,7 +163,12 @@ the split `test`, on so many images.
 """
 
 FILE_ARROW = pa.schema(
-    [("path", pa.string()), ("size", pa.int64()), ("modified_at", pa.timestamp("us", tz="UTC"))],
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("modified_at", pa.timestamp("us", tz="UTC")),
+        *(FILES_ARROW.field(name) for name in ADDED_TO_FILES),
+    ]
 )
 """Columns of a listed file; path is relative to the source, size in bytes."""
 
@@ -171,12 +177,13 @@ LISTING_ARROW = pa.schema(
         FILE_ARROW.field("path"),
         ("label", pa.string()),
         ("split", pa.string()),
-        FILE_ARROW.field("size"),
-        FILE_ARROW.field("modified_at"),
-        *(FILES_ARROW.field(name) for name in ADDED_TO_FILES),
+        *(FILE_ARROW.field(name) for name in FILE_ARROW.names[1:]),
     ]
 )
 """Columns of a source's listing, before a file is read; split is null where the content determines it."""
+
+TO_PREDICT_ARROW = pa.schema([*FILE_ARROW, ("known_sha256", pa.string())])
+"""Columns of a file to predict; known_sha256 is that of its row in `inputs`, as `ledger_sha256` of TO_READ_ARROW."""
 
 TO_READ_ARROW = pa.schema([*LISTING_ARROW, ("ledger_sha256", pa.string())])
 """Columns of a file to read.
@@ -195,11 +202,13 @@ READ_ARROW = pa.schema(
         ("part", pa.string()),
         ("reason", pa.string()),
         ("detail", pa.string()),
+        ("read_failed", pa.bool_()),
     ]
 )
 """Columns after a file was read and decoded; `part` names the file that contains the image.
 
-If reason is set, part is null; otherwise split is not null.
+If reason is set, part is null; otherwise split is not null. read_failed is whether the file may be there, but cannot be
+read.
 """
 
 

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from tasks.etl.ledger_changes import LedgerChanges
 from tasks.etl.outcomes import Comparison
 from tasks.etl.staging import choose_parts
 from tasks.object_store import file_system
@@ -109,7 +110,7 @@ def _replace_images(
 
 
 def write_files(
-    spark: SparkSession, target: PartTarget, version: int | None, compared: Comparison, values: Mapping[str, str]
+    spark: SparkSession, target: PartTarget, version: int | None, changed: LedgerChanges, values: Mapping[str, str]
 ) -> None:
     """Write the outcomes to the ledger (table `files`); files that are no longer in the source get outcome `deleted`.
 
@@ -120,7 +121,6 @@ def write_files(
         TableChanged: Another program wrote to the ledger, which was at `version`.
     """
     path = target.folder
-    changed = compared.ledger_changes(target.ingested_at)
     if version is not None and not changed.num_rows:
         return
     if version is not None and not changed.all_new:

@@ -13,7 +13,7 @@ from tasks.config.etl import EtlConfig
 from tasks.etl.edges import Edges, draw_of
 from tasks.etl.near_duplicates import dhash
 from tasks.model_package.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
-from tasks.paths import is_inside
+from tasks.paths import GONE, is_inside
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
 from tasks.spark.progress import EndedParts
 from tasks.spark.worker_log import WorkerCount, log_from_worker
@@ -25,6 +25,9 @@ STORED_QUALITY = 90
 
 MAX_FILE_BYTES = 256 << 20
 """Largest file that is read. A larger one cannot be an image within MAX_PIXELS, and could exhaust a worker's memory."""
+
+VANISHED = "FileNotFoundException"
+"""Java's exception for a file that was removed after it was listed."""
 
 
 def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) -> str:
@@ -87,19 +90,19 @@ def read_image(
     try:
         content = read_whole(file, root)
     except OSError as error:
-        return _unreadable_row(split, str(error))
+        return _unreadable_row(split, str(error), may_be_there=error.errno not in GONE)
     if known is not None and hashlib.sha256(content).hexdigest() == known:
         return _empty_row(split) | {"sha256": known}
     return examine_image(content, label, split, etl)
 
 
 def _empty_row(split: str | None) -> dict[str, Any]:
-    names = ("sha256", "content", "width", "height", "dhash", "reason", "detail")
+    names = ("sha256", "content", "width", "height", "dhash", "reason", "detail", "read_failed")
     return dict.fromkeys(names) | {"split": split}
 
 
-def _unreadable_row(split: str | None, detail: str) -> dict[str, Any]:
-    return _empty_row(split) | {"reason": Reason.UNREADABLE.value, "detail": detail}
+def _unreadable_row(split: str | None, detail: str, *, may_be_there: bool) -> dict[str, Any]:
+    return _empty_row(split) | {"reason": Reason.UNREADABLE.value, "detail": detail, "read_failed": may_be_there}
 
 
 def examine_image(content: bytes, label: str | None, split: str | None, etl: EtlConfig) -> dict[str, Any]:
@@ -189,7 +192,7 @@ def make_decoder(
     def examine(listed: dict[str, Any]) -> dict[str, Any]:
         content, unreadable = listed.pop("content"), listed.pop("unreadable")
         if unreadable is not None:
-            return _unreadable_row(listed["split"], unreadable)
+            return _unreadable_row(listed["split"], unreadable, may_be_there=not unreadable.startswith(VANISHED))
         return examine_image(content, listed["label"], listed["split"], etl)
 
     driver = os.getpid()

@@ -26,7 +26,7 @@ class FileCounts:
 
     Attributes:
         outcomes: Number of files by outcome.
-        reasons: Number of quarantined files by reason.
+        reasons: Number of files that cannot be used by reason; unreadable ones that keep their image are among them.
         images: Images that the table `images` will have, by label; 0 for a label whose files are all unusable.
         classes: The same by label and split, without zeros.
     """
@@ -103,18 +103,17 @@ def is_beyond(deleted: int, total: int, max_fraction: float) -> bool:
     return deleted > DELETED_FLOOR and deleted > max_fraction * total
 
 
-def too_many_deleted(lost: str, setting: str, max_fraction: float, unchanged: str) -> WrongInput:
+def too_many_deleted(lost: str, setting: str, unchanged: str) -> WrongInput:
     """Return the error of deletions beyond the bound.
 
     Args:
-        lost: The table, and what it would lose, with numbers.
+        lost: The table, and what it would lose, with numbers, and the bound if it is exceeded.
         setting: Name of the setting of the bound.
-        max_fraction: Its value.
         unchanged: The end of the message.
     """
     return WrongInput(
-        f"{lost}, more than {setting} {max_fraction} allows: check that all of the source is there, such as a mounted "
-        f"class folder; if these images are to leave, set {setting} to 1 for one run; {unchanged}"
+        f"{lost}: check that all of the source is there, such as a mounted class folder; if these images are to leave, "
+        f"set {setting} to 1 for one run; {unchanged}"
     )
 
 
@@ -134,15 +133,19 @@ def check_deletions(deleted: Counter[str], before: Counter[str], after: Counter[
     bound = etl.max_deleted_fraction
     if bound >= 1 or not deleted:
         return
-    beyond = [label for label, number in deleted.items() if not after[label] or is_beyond(number, before[label], bound)]
-    if not beyond and not is_beyond(deleted.total(), before.total(), bound):
+    is_much = is_beyond(deleted.total(), before.total(), bound)
+    beyond = [label for label, number in deleted.items() if is_beyond(number, before[label], bound)]
+    emptied = [label for label in deleted if not after[label]]
+    if not (is_much or beyond or emptied):
         return
-    named = sorted(beyond or deleted, key=lambda label: (-deleted[label], label))
-    shown = [f"'{label}' {deleted[label]} of {before[label]}" for label in named[:NUM_NAMED]]
-    raise too_many_deleted(
-        f"the table 'images' would lose {deleted.total()} of {before.total()} images, {join_names(shown, len(named))}",
-        "etl.max_deleted_fraction", bound, "the tables are unchanged",
-    )  # fmt: skip
+    named = sorted({*beyond, *emptied} or deleted, key=lambda label: (-deleted[label], label))
+    shown = join_names([f"'{label}' {deleted[label]} of {before[label]}" for label in named[:NUM_NAMED]], len(named))
+    lost = f"the table 'images' would lose {deleted.total()} of {before.total()} images, "
+    if is_much or beyond:
+        lost += f"{shown}, more than etl.max_deleted_fraction {bound} allows"
+    else:
+        lost += f"among them the last of a class ({shown})"
+    raise too_many_deleted(lost, "etl.max_deleted_fraction", "the tables are unchanged")
 
 
 def small_split_warnings(counts: FileCounts, etl: EtlConfig) -> list[str]:

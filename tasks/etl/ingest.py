@@ -28,6 +28,7 @@ from tasks.etl.remote import read_remote
 from tasks.etl.source import Source, newest_commits, prepare_source, relist_if_outdated
 from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
 from tasks.etl.stratify import SplitRule
+from tasks.model_package.decode import Reason
 from tasks.progress.count import counted
 from tasks.refs import EtlReport
 from tasks.schema import (
@@ -170,6 +171,13 @@ def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
         WrongInput: There are too many unusable files, too many images would leave, or a class has too few images.
     """
     counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
+    num_failed, path, detail = compared.failed_reads()
+    if num_failed:
+        logger.warning(
+            "%d files cannot be read now, such as %s (%s): their images stay, and the next run reads them again",
+            num_failed, path, detail,
+        )  # fmt: skip
+        counts.reasons[Reason.UNREADABLE.value] += num_failed
     check_bad_fraction(counts, etl)
     check_deletions(*compared.deletions(), counts.images, etl)
     check_class_sizes(counts, etl)
@@ -321,9 +329,10 @@ def _synchronize(
         compared.resolve(_read_new(spark, compared.to_read(), etl, source, target, scratch))
         counts = _check_gates(compared, etl)
         write_images(spark, target, images_version, compared, tables.properties)
-    if files_version is not None and tables.lacking and compared.ledger_changes(datetime.now(UTC)).num_rows:
+    changes = compared.ledger_changes(datetime.now(UTC))
+    if files_version is not None and tables.lacking and changes.num_rows:
         delta.add_columns(spark, tables.files, tables.lacking)
         files_version += 1
     with staged_parts(tables.files, files_version) as target:
-        write_files(spark, target, files_version, compared, tables.properties)
+        write_files(spark, target, files_version, changes, tables.properties)
     return counts

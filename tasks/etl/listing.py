@@ -1,11 +1,11 @@
 """Listing of the image files of a source without reading them: local folders, and checks of listings."""
 
-import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.labels import PathLabels
 from tasks.etl.own_folders import OwnFolders
+from tasks.paths import raise_unless_gone
 from tasks.schema import LISTING_ARROW, SPLITS
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
 from tasks.text.forms import composed
@@ -21,10 +22,6 @@ EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 BATCH_FILES = 20_000
 """Number of files in memory as Python values while a source is listed; each takes 560 bytes."""
-
-
-GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-"""Errors of a path that nothing is at. After any other, such as that of a lost mount, its file may still be there."""
 
 
 @dataclass
@@ -45,6 +42,11 @@ class ListedFiles:
     status_times: list[int | None] = field(default_factory=list)
     inodes: list[int | None] = field(default_factory=list)
 
+    def columns(self) -> list[Any]:
+        """Return the columns of FILE_ARROW, in which the inode is a signed integer."""
+        inodes = pa.array(self.inodes, pa.uint64()).view(pa.int64())
+        return [self.paths, self.sizes, self.times, self.status_times, inodes]
+
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(".")
@@ -57,21 +59,6 @@ def _is_image(name: str) -> bool:
 def is_image_path(path: str) -> bool:
     """Return whether a path below a source is listed: it has an image extension, and no part of it is hidden."""
     return _is_image(path) and not any(_is_hidden(name) for name in path.split("/"))
-
-
-def raise_unless_gone(error: OSError, path: str, setting: str = "source") -> None:
-    """Return if an error means that a file or folder does not exist, raise it for users if it may.
-
-    Raises:
-        WrongInput: This user has no permission to look at it.
-        SourceUnavailable: Any other error, such as that of a network share that does not answer.
-    """
-    if error.errno in GONE:
-        return
-    problem = f"{setting} has '{path}', which cannot be read ({error.strerror or error})"
-    if isinstance(error, PermissionError):
-        raise WrongInput(f"{problem}: change its permissions; its files do not count as deleted") from None
-    raise SourceUnavailable(f"{problem}: check the disk or network share; its files do not count as deleted") from error
 
 
 def _status(path: str, setting: str) -> os.stat_result | None:
@@ -265,9 +252,8 @@ def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scra
     def labelled() -> Iterator[pa.RecordBatch]:
         for batch in files:
             named = labels.of(batch.paths)
-            inodes = pa.array(batch.inodes, pa.uint64()).view(pa.int64())
-            columns = [batch.paths, [label for label, _ in named], [split for _, split in named]]
-            columns += [batch.sizes, batch.times, batch.status_times, inodes]
+            paths, *others = batch.columns()
+            columns = [paths, [label for label, _ in named], [split for _, split in named], *others]
             yield pa.RecordBatch.from_pydict(dict(zip(LISTING_ARROW.names, columns, strict=True)), schema=LISTING_ARROW)
 
     listing = spool_rows(labelled(), LISTING_ARROW, scratch)

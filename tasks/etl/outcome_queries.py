@@ -5,7 +5,8 @@ The right side of a join, of which DuckDB builds a hash table, is usually small,
 Views and tables, in the order of their creation, after those of `comparison_queries`:
 
 - refreshed: touched files with the same content, with their new inodes and times of status change.
-- staged, read: rows of the files that were read, without those and without touched files that cannot be read.
+- failed: files with an image of the table that cannot be read now. They count as unchanged: their image stays.
+- staged, read: rows of the other files that were read, without touched files that are gone.
 - affected: hashes of the contents whose files may get another outcome.
 - recalled, candidates: unchanged files with such a content, and all files with such a content.
 - repeated: hashes of the contents of several candidates.
@@ -51,10 +52,26 @@ SELECT path, changed_at, inode FROM read_rows WHERE sha256 = ledger_sha256
 
 REPLACED = "INSERT INTO changed (path, status) SELECT path, 'new' FROM read_rows WHERE sha256 <> ledger_sha256"
 
+FAILED = """
+CREATE OR REPLACE TABLE failed AS
+WITH unread AS (
+    SELECT path, sha256, label, split, r.detail FROM known k JOIN (
+        -- A larger file is never read: it is not the one that was ingested.
+        SELECT path, detail FROM read_rows WHERE read_failed AND size <= $max_bytes AND NOT $replaced
+    ) r USING (path) WHERE k.reason IS NULL
+)
+SELECT path, detail FROM unread
+SEMI JOIN (FROM existing SEMI JOIN unread USING (sha256)) USING (sha256, label, split)
+"""
+
 STAGED = """
 CREATE OR REPLACE TEMP VIEW staged AS
-SELECT * EXCLUDE (ledger_sha256) FROM read_rows WHERE ledger_sha256 IS NULL OR sha256 <> ledger_sha256
+SELECT * EXCLUDE (ledger_sha256, read_failed) FROM read_rows ANTI JOIN failed USING (path)
+WHERE ledger_sha256 IS NULL OR sha256 <> ledger_sha256
 """
+
+UNCHANGED_FAILED = "DELETE FROM changed WHERE path IN (SELECT path FROM failed)"
+"""After `affected`: the images of these files are resolved with their rows of the ledger."""
 
 READ = "CREATE OR REPLACE TEMP VIEW read AS SELECT *, split AS split_in_part FROM staged"
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
+from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.ledger_changes import LedgerChanges, find_changes
 from tasks.etl.part_edits import Edits, find_edits
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
@@ -150,15 +151,16 @@ class Comparison:
         """Determine the outcome of every file of the source, independently of the order in which files were read.
 
         Among usable files with the same content, label and split, the first by path is stored and the others are
-        duplicates. If their labels or splits differ, all are quarantined. A touched file keeps its
-        outcome if it has the ledger's content, or cannot be read now: the next run tries that again.
+        duplicates. If their labels or splits differ, all are quarantined. A touched file keeps its outcome if it has
+        the ledger's content. So does a file with an image that cannot be read now: the next run tries that again.
 
         Args:
             read: Columns of READ_ARROW of the files from `to_read`. With a split rule, the column split is only the
                 value that a worker wrote into the part, and does not affect the assignment.
         """
         self._relations.add("read_rows", read)
-        for query in (queries.REFRESHED, queries.REPLACED, queries.STAGED, queries.AFFECTED):
+        self._relations.run(queries.FAILED, {"max_bytes": MAX_FILE_BYTES, "replaced": self._replaced})
+        for query in (queries.REFRESHED, queries.REPLACED, queries.STAGED, queries.AFFECTED, queries.UNCHANGED_FAILED):
             self._relations.run(query)
         if self._rule is None:
             self._relations.run(queries.READ)
@@ -198,6 +200,12 @@ class Comparison:
     def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
         """Return label, split, outcome, reason and number of files of each group of the source's files."""
         return self._relations.rows("SELECT label, split, outcome, reason, count(*) FROM outcomes GROUP BY ALL")
+
+    def failed_reads(self) -> tuple[int, str, str]:
+        """Return the number of files that keep their image although they cannot be read, a path and its error."""
+        query = "SELECT count(*), coalesce(min(path), ''), coalesce(arg_min(detail, path), '') FROM failed"
+        ((number, path, detail),) = self._relations.rows(query)
+        return number, path, detail
 
     def kept_groups(self) -> list[tuple[str, str, int]]:
         """Return label, split and number of images of each group of the images kept of deleted files."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from tasks.errors import WrongInput
-from tasks.paths import local_path
+from tasks.paths import local_path, raise_unless_gone
 from tasks.storage import Storage, artifacts_folder
 from tasks.system.home import KNOWN_ENTRIES
 
@@ -64,7 +64,8 @@ class OwnFolders:
             predictions: Path or URL of the table of predictions, if it is not in `storage`.
 
         Raises:
-            WrongInput: The source is a folder of artifacts.
+            WrongInput: The source is a folder of artifacts, or this user may not look at one of the folders.
+            SourceUnavailable: One of the folders cannot be looked at for another reason.
         """
         root = _normalized(str(source))
         own_artifacts = _normalized(artifacts_folder(storage.home))
@@ -86,7 +87,8 @@ class OwnFolders:
             if local_path(found) is not None:
                 try:
                     status = os.stat(found)
-                except (FileNotFoundError, NotADirectoryError):
+                except OSError as error:
+                    raise_unless_gone(error, found, "storage")
                     continue  # It has nothing that could be listed.
                 identities.add((status.st_dev, status.st_ino))
         return cls(root, setting, frozenset(apart), frozenset(identities))

@@ -1,6 +1,7 @@
 """The table `inputs`: the files that were predicted without a table of images, and the sha256 of their predictions."""
 
 import logging
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -8,7 +9,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from tasks.errors import WrongInput
-from tasks.schema import INPUTS, INPUTS_KEY
+from tasks.schema import ADDED_TO_FILES, INPUTS, INPUTS_KEY
 from tasks.tables import delta, snapshots
 from tasks.tables.committing import commit
 from tasks.tables.writer import write_access
@@ -25,12 +26,13 @@ def inputs_table(predictions: str) -> str:
 
 
 def check_inputs(columns: StructType, path: str) -> None:
-    """Check that an existing table has the columns of INPUTS, before files are read.
+    """Check that an existing table has the columns of INPUTS, or of an earlier release, before files are read.
 
     Raises:
         WrongInput: It has other columns; the message names them.
     """
-    wanted, found = ({(field.name, field.dataType.simpleString()) for field in of} for of in (INPUTS, columns))
+    expected = [field for field in INPUTS if field.name in columns.names or field.name not in ADDED_TO_FILES]
+    wanted, found = ({(field.name, field.dataType.simpleString()) for field in of} for of in (expected, columns))
     if differing := sorted(f"{name} ({kind})" for name, kind in wanted ^ found):
         raise WrongInput(
             f"'{path}' is a table that differs from the table of input files in {', '.join(differing)}: move it away, "
@@ -45,7 +47,8 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
     a row counts as predicted. Of several rows of a file, that of the latest change counts.
 
     Args:
-        rows: Columns source, path, size, modified_at and sha256, and error if files could not be read.
+        rows: Columns source, path, size, modified_at and sha256; changed_at and inode of local files, and error if
+            files could not be read.
         inputs: Path or URL of the table, which is created if it is missing.
         gone: Columns source and path of other files, whose rows are removed.
 
@@ -59,6 +62,8 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
         if newest is not None:
             check_inputs(newest.schema, inputs)
         known = spark.createDataFrame([], INPUTS) if newest is None else snapshots.read_version(spark, newest.table)
+        lacking = [column for column in INPUTS if column.name not in known.columns]
+        known = _with_nulls(known, lacking)
         # A merge reads its source twice.
         changes = _changes(rows, gone, known).persist()
         try:
@@ -66,6 +71,8 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
             if num and newest is None:
                 delta.create_table(inputs, delta.with_schema(changes, INPUTS), {})
             elif num:
+                if lacking:
+                    delta.add_columns(spark, inputs, lacking)
                 _merge(spark, changes, inputs)
         finally:
             changes.unpersist()
@@ -73,15 +80,19 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
     return num
 
 
+def _with_nulls(rows: DataFrame, columns: Iterable[StructField]) -> DataFrame:
+    """Add columns without values."""
+    return rows.withColumns({column.name: F.lit(None).cast(column.dataType) for column in columns})
+
+
 def _changes(rows: DataFrame, gone: DataFrame | None, known: DataFrame) -> DataFrame:
     """Return the rows of CHANGES that differ from those of the table."""
-    columns = [name for name in ("size", "modified_at", "sha256", "error") if name in rows.columns]
+    rows = _with_nulls(rows, [column for column in INPUTS if column.name not in rows.columns])
+    columns = [name for name in INPUTS.names if name not in {*INPUTS_KEY, "seen_at"}]
     latest = rows.groupBy(*INPUTS_KEY).agg(F.max_by(F.struct(*columns), "modified_at").alias("file"))
     found = latest.select(*INPUTS_KEY, "file.*").withColumn("seen_at", F.lit(datetime.now(UTC)))
-    if "error" not in columns:
-        found = found.withColumn("error", F.lit(None))
     # Not error: the message of a store may have the number of the request in it.
-    same = [found[name].eqNullSafe(known[name]) for name in (*INPUTS_KEY, "size", "modified_at", "sha256")]
+    same = [found[name].eqNullSafe(known[name]) for name in (*INPUTS_KEY, *columns) if name != "error"]
     changed = found.join(known, on=same, how="left_anti").withColumn("is_gone", F.lit(False))  # Spark's literal
     changed = delta.with_schema(changed, CHANGES)
     if gone is None:

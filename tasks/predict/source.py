@@ -15,13 +15,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.storage import SparkConfig
 from tasks.etl.digits import write_digits
-from tasks.etl.extract import read_whole
-from tasks.etl.listing import GONE, ListedFiles, check_not_empty, local_files
+from tasks.etl.extract import VANISHED, read_whole
+from tasks.etl.listing import ListedFiles, check_not_empty, local_files
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.remote import read_remote, remote_files
 from tasks.etl.source import find_source
 from tasks.model_package.decode import Reason
-from tasks.schema import FILE_ARROW
+from tasks.paths import GONE
+from tasks.schema import FILE_ARROW, TO_PREDICT_ARROW
 from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import num_tasks
 from tasks.spark.scratch import scratch_root
@@ -39,14 +40,14 @@ BATCH_BYTES = 32 << 20
 """Size from which on a task passes the contents that it has read to inference: 128 photos may have a gigabyte."""
 
 READ_ARROW = pa.schema(
-    [*FILE_ARROW, ("sha256", pa.string()), ("error", pa.string()), ("content", pa.binary())],
+    [*TO_PREDICT_ARROW, ("sha256", pa.string()), ("error", pa.string()), ("content", pa.binary())],
 )
-"""Columns of a file that was read. If it cannot be read, error is the reason, and sha256 and content are null."""
+"""Columns of a file that was read. If it cannot be read, error is the reason, and sha256 and content are null.
+
+Nor has a file content that has a prediction: its sha256 is known_sha256.
+"""
 
 READ = from_arrow_schema(READ_ARROW)
-
-VANISHED = "FileNotFoundException"
-"""Java's exception for a file that was removed after it was listed."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def list_source(
 
 
 def _spool(files: Iterator[ListedFiles], storage: Storage) -> SpooledRows:
-    batches = (pa.RecordBatch.from_arrays([file.paths, file.sizes, file.times], schema=FILE_ARROW) for file in files)
+    batches = (pa.RecordBatch.from_arrays(found.columns(), schema=FILE_ARROW) for found in files)
     return spool_rows(batches, FILE_ARROW, scratch_root(storage))
 
 
@@ -124,7 +125,7 @@ def read_files(spark: SparkSession, files: pa.Table, location: Path | str) -> Da
 
     Args:
         spark: The session.
-        files: Columns of FILE_ARROW, at least one row.
+        files: Columns of TO_PREDICT_ARROW, at least one row.
         location: The source.
 
     Raises:
@@ -140,11 +141,13 @@ def read_files(spark: SparkSession, files: pa.Table, location: Path | str) -> Da
     read = read_remote(spark, listed, location)
     reason = F.concat(F.lit(f"{Reason.UNREADABLE.value}: "), "unreadable")
     found = read.where(~F.coalesce(F.col("unreadable").startswith(VANISHED), F.lit(False)))  # Spark's literal
-    return found.select(*FILE_ARROW.names, F.sha2("content", 256).alias("sha256"), reason.alias("error"), "content")
+    return found.select(
+        *TO_PREDICT_ARROW.names, F.sha2("content", 256).alias("sha256"), reason.alias("error"), "content"
+    )
 
 
 def make_file_reader(source: Path) -> Mapper:
-    """Return the function for `mapInArrow` that maps batches of FILE_ARROW to batches of READ_ARROW."""
+    """Return the function for `mapInArrow` that maps batches of TO_PREDICT_ARROW to batches of READ_ARROW."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         root = os.path.realpath(source)
@@ -153,6 +156,8 @@ def make_file_reader(source: Path) -> Mapper:
             num_bytes = 0
             for listed in batch.to_pylist():
                 if (found := _read_file(source / listed["path"], root)) is not None:
+                    if found["content"] is not None and found["sha256"] == listed["known_sha256"]:
+                        found["content"] = None
                     rows.append(listed | found)
                     num_bytes += len(found["content"] or b"")
                 if num_bytes >= BATCH_BYTES:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tasks.config.prediction import PredictConfig
@@ -178,7 +178,7 @@ def predict_files(
 
     Args:
         spark: The session.
-        files: The files (FILE_ARROW), at least one.
+        files: The files (TO_PREDICT_ARROW), at least one.
         source: Their source.
         inputs: Path or URL of the table `inputs`.
         predictions: Path or URL of the table of predictions; the caller has the right to write to it.
@@ -216,21 +216,27 @@ def _check(predicted: DataFrame, predict: PredictConfig) -> tuple[int, Predicted
     Raises:
         WrongInput: Too many of them have no label; nothing is committed.
     """
-    is_broken = F.col("prediction.error").isNotNull()
+    is_new = _is_new()
+    error = F.when(is_new, F.col("prediction.error"))
     ((num_read, num, errors, unreadable, example),) = predicted.agg(
         F.count("*"),
-        F.count_distinct("sha256"),
-        F.count_distinct(F.when(is_broken, F.col("sha256"))),
+        F.count_distinct(F.when(is_new, F.col("sha256"))),
+        F.count_distinct(F.when(error.isNotNull(), F.col("sha256"))),
         F.count("error"),
-        F.min(F.coalesce("error", "prediction.error")),
+        F.min(F.coalesce("error", error)),
     ).collect()
     check_errors(errors + unreadable, num + unreadable, example, predict)
     return num_read, PredictedFiles(num, errors, unreadable)
 
 
+def _is_new() -> Column:
+    """Return whether the content of a file has no prediction yet: that of a file that was only touched has one."""
+    return F.col("known_sha256").isNull() | (F.col("known_sha256") != F.col("sha256"))
+
+
 def _different(predicted: DataFrame, model: ModelRef) -> DataFrame:
     """Return the rows of PREDICTIONS of different images: files with the same content are one image."""
-    readable = predicted.where(F.col("sha256").isNotNull()).dropDuplicates(["sha256"])
+    readable = predicted.where(F.col("sha256").isNotNull() & _is_new()).dropDuplicates(["sha256"])
     return prediction_rows(readable, model)
 
 
@@ -256,6 +262,8 @@ def _check_gone(gone: GoneFiles, predicted: DataFrame | None, predict: PredictCo
         num_gone = contents.join(predicted.select("sha256").distinct(), on="sha256", how="left_anti").count()
     if is_beyond(num_gone, gone.num_known, bound):
         raise too_many_deleted(
-            f"the table 'inputs' would lose {num_gone} of {gone.num_known} images of '{predict.source}'",
-            "predict.max_deleted_fraction", bound, "nothing was written",
-        )  # fmt: skip
+            f"the table 'inputs' would lose {num_gone} of {gone.num_known} images of '{predict.source}', more than "
+            f"predict.max_deleted_fraction {bound} allows",
+            "predict.max_deleted_fraction",
+            "nothing was written",
+        )

@@ -12,35 +12,47 @@ from tasks.predict.pending import PREDICTED_ARROW
 from tasks.predict.predictions import predicted_by
 from tasks.predict.source import ListedSource
 from tasks.refs import ModelRef
-from tasks.schema import FILE_ARROW, INPUTS_ARROW, INPUTS_KEY
+from tasks.schema import FILE_ARROW, INPUTS_ARROW, INPUTS_KEY, TO_PREDICT_ARROW
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
-KNOWN_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in ("source", "path", "size", "modified_at", "sha256")])
+KNOWN_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in ("source", "sha256", *FILE_ARROW.names)])
 KEY_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in INPUTS_KEY])
 
-FINGERPRINT = "CREATE OR REPLACE MACRO fingerprint(a, b, c) AS hash(a, b, epoch_us(c))"
-"""64 bits of path, size and time; two of them, of different texts, stand for the path: texts would fill the memory."""
+FINGERPRINT = """
+CREATE OR REPLACE MACRO fingerprint(a, b, c) AS hash(a, b, epoch_us(c));
+CREATE OR REPLACE MACRO status_of(a, b) AS CASE WHEN b IS NOT NULL THEN hash(epoch_us(a), b) END
+"""
+"""64 bits of path, size and time; two of them, of different texts, stand for the path: texts would fill the memory.
+
+The other 64 bits are of inode and time of status change. They are null without an inode, and null does not differ.
+"""
 
 PENDING = """
 CREATE TABLE pending AS
-SELECT path, size, modified_at FROM (
+SELECT path, size, modified_at, changed_at, inode, k.one IS NOT NULL AS is_touched FROM (
     SELECT *, fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two
     FROM listing
-)
-ANTI JOIN (
-    SELECT fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two
+) l LEFT JOIN (
+    SELECT fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two,
+        status_of(changed_at, inode) AS status
     FROM (SELECT *, hash(sha256) AS key, hash(sha256 || '~') AS other FROM known)
     SEMI JOIN (
         SELECT hash(sha256) AS key, hash(sha256 || '~') AS other
         FROM predictions WHERE error IS NULL OR NOT $retry_errors
     ) USING (key, other)
-) USING (one, two)
+) k ON l.one = k.one AND l.two = k.two WHERE k.one IS NULL OR status_of(l.changed_at, l.inode) <> k.status
 """
-"""Files that are new or changed, could not be read, or whose image has no prediction."""
+"""Files that are new, changed or touched, could not be read, or whose image has no prediction."""
+
+TO_PREDICT = """
+FROM pending LEFT JOIN (
+    SELECT path, sha256 AS known_sha256 FROM known SEMI JOIN (FROM pending WHERE is_touched) USING (path)
+) USING (path)
+"""
 
 GONE = """
 CREATE TABLE gone AS
@@ -91,8 +103,9 @@ class PendingFiles:
     _relations: Relations
 
     def table(self) -> pa.Table:
-        """Return the files to read (FILE_ARROW) in memory, ordered by path."""
-        return self._relations.table("SELECT * FROM pending ORDER BY path", FILE_ARROW)
+        """Return the files to read (TO_PREDICT_ARROW) in memory, ordered by path."""
+        columns = ", ".join(TO_PREDICT_ARROW.names)
+        return self._relations.table(f"SELECT {columns} {TO_PREDICT} ORDER BY path", TO_PREDICT_ARROW)
 
     def gone(self) -> GoneFiles:
         """Return the files that are gone, in memory."""

@@ -43,16 +43,20 @@ KEPT_FOR_EVER = "36500d"
 """Spark's file source ignores files that are older than its newest one by more than this."""
 
 NEW = """
-SELECT path, size, modified_at FROM (
+SELECT path, size, modified_at, changed_at, inode FROM (
     SELECT *, fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two
     FROM listing
-)
-ANTI JOIN (
-    SELECT fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two FROM listed
-) USING (one, two)
+) l LEFT JOIN (
+    SELECT fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two,
+        status_of(changed_at, inode) AS status
+    FROM listed
+) k ON l.one = k.one AND l.two = k.two WHERE k.one IS NULL OR status_of(changed_at, inode) <> k.status
 ORDER BY path
 """
-"""Files with a path, size or time that the last listing does not have."""
+"""Files with a path, size, time, inode or time of status change that the last listing does not have.
+
+A listing of an earlier release lacks the last two: its files count as unchanged.
+"""
 
 
 def new_files(listing: SpooledRows, checkpoint: str, storage: Storage) -> SpooledRows | pa.Table:
@@ -232,6 +236,15 @@ def _read_listed(checkpoint: str, storage: Storage) -> ParquetRows | None:
         with filesystem.open(f"{root}/{LISTED}", "rb") as file, pq.ParquetFile(file) as listed:
             if local_path(checkpoint) is not None:
                 return ParquetRows((f"{root}/{LISTED}",), FILE_ARROW)
-            return spool_rows(listed.iter_batches(), FILE_ARROW, scratch_root(storage))
+            return spool_rows(map(_with_all_columns, listed.iter_batches()), FILE_ARROW, scratch_root(storage))
     except pa.ArrowInvalid:
         raise damaged(checkpoint, f"{LISTED} cannot be read") from None
+
+
+def _with_all_columns(files: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of a list of an earlier release with nulls for the columns that it lacks."""
+    columns = [
+        files[field.name] if field.name in files.schema.names else pa.nulls(files.num_rows, field.type)
+        for field in FILE_ARROW
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=FILE_ARROW)

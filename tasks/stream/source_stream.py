@@ -177,7 +177,7 @@ class _Run:
             return FILE_ARROW.empty_table()
         again, tables = self.predict.retry_errors, (self.inputs, self.predictions)
         with pending_files(spark, source, *tables, model, self.storage, retry_errors=again, is_part=True) as pending:
-            return pending.table()
+            return pending.table().select(FILE_ARROW.names)
 
     def _run_query(
         self, spark: SparkSession, source: ListedSource, checkpoint: str, model: ModelRef, before: Lag

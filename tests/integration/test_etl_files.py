@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.config.storage import StorageConfig
+from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.etl.ingest import ingest_source
+from tasks.etl.source import prepare_source
 from tasks.storage import Storage, resolve_storage
-from tests.builders.etl_tables import ingest, ledger
+from tests.builders.etl_tables import etl_settings, ingest, ledger
 from tests.builders.image_bytes import run_length_bmp, scan_bomb, tiff_with_tile
 from tests.builders.processes import ROOT
 from tests.conftest import write_images
@@ -61,7 +63,8 @@ LINES = (
     Line("a BMP with run lengths", "quarantined", "too_many_parts", ("train/red/runs.png", "train/red/tile.png")),
     Line("a side below", "quarantined", "too_small", ("train/red/pixel.png", "train/red/hairline.png")),
     Line("samples that", "quarantined", "unsupported_mode", ("train/red/float.png",)),
-    Line("new or changed, and no permission", "quarantined", "unreadable", ("train/red/\\xe9.png",)),
+    Line("new, and no permission", "quarantined", "unreadable", ("train/red/\\xe9.png",)),
+    Line("changed or touched, and no permission", "stored", None, ("train/blue/001.png",)),
     Line("no label", "quarantined", "label_missing", ("train/lone.png", "lone.png")),
     Line("in none of", "quarantined", "split_missing", ("red/nowhere.png",)),
     Line(
@@ -165,7 +168,7 @@ class Ingested:
 
 @pytest.fixture(scope="module")
 def ingested(spark, tmp_path_factory) -> Ingested:
-    """Ingest the source, change one file, delete another, and ingest again."""
+    """Ingest the source, change two files, delete another, and ingest again; one of the two cannot be read then."""
     folder = tmp_path_factory.mktemp("files")
     source, storage = folder / "source", resolve_storage(StorageConfig(home=str(folder / "home")))
     make_source(source)
@@ -174,7 +177,12 @@ def ingested(spark, tmp_path_factory) -> Ingested:
     assert first.changed
     noise(30).save(source / "train" / "green" / "001.png")
     (source / "train" / "green" / "002.png").unlink()
-    ingest(source, storage, **settings)
+    unreadable, etl = source / "train" / "blue" / "001.png", etl_settings(source, **settings)
+    os.utime(unreadable)
+    listed = prepare_source(etl, storage, SparkConfig())
+    unreadable.unlink()
+    unreadable.mkdir()  # Reading it fails (EISDIR), also for root.
+    ingest_source(etl, listed, storage, SparkConfig())
     return Ingested(source, storage, ledger(spark, storage))
 
 

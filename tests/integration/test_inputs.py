@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from delta.tables import DeltaTable
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tasks.config.maintenance import MaintainConfig
@@ -12,6 +13,7 @@ from tasks.errors import WrongInput
 from tasks.maintenance.maintain import maintain_tables
 from tasks.predict.inputs import inputs_table, record_inputs
 from tasks.schema import INPUTS
+from tasks.tables import delta
 
 NOON = datetime(2025, 5, 6, 12, tzinfo=UTC)
 LATER = NOON + timedelta(hours=1)
@@ -58,6 +60,25 @@ def test_rows_of_files_are_merged_and_a_repeated_call_commits_nothing(spark, sto
     assert DeltaTable.forPath(spark, inputs).history(1).collect()[0]["version"] == 1
     (maintained,) = maintain_tables(MaintainConfig(), storage, SparkConfig()).tables
     assert maintained.table.path == inputs
+
+
+def test_table_of_an_earlier_release_gets_the_columns_with_the_next_change(spark, storage, files):
+    """Its rows have no inode, and its files count as unchanged until they are read."""
+    inputs = storage.table("inputs")
+    old = files(("/a", "x.png", 1, NOON, "aa", None), ("/a", "y.png", 1, NOON, "bb", None), error=True)
+    old = old.withColumn("seen_at", F.lit(NOON))
+    delta.create_table(inputs, old, {})
+    assert record_inputs(files(("/a", "x.png", 1, NOON, "aa")), inputs) == 0
+    assert "inode" not in spark.read.format("delta").load(inputs).columns
+
+    assert record_inputs(files(("/a", "x.png", 1, NOON, "cc")).withColumn("inode", F.lit(7)), inputs) == 1
+
+    table = spark.read.format("delta").load(inputs)
+    assert table.columns == INPUTS.names
+    assert {row["path"]: (row["sha256"], row["inode"]) for row in table.collect()} == {
+        "x.png": ("cc", 7),
+        "y.png": ("bb", None),
+    }
 
 
 def test_table_with_other_columns_is_refused(spark, storage, files):

@@ -137,6 +137,22 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     assert answers["a.png"]["sha256"] == hashlib.sha256((folder / "a.png").read_bytes()).hexdigest()
     assert answers["a.png"]["sha256"] != answers["copies/one.png"]["sha256"]
 
+    # A touched file is read, and has its prediction; replaced in place, with its size and time, it gets another.
+    os.utime(folder / "a.png", (1, 1))
+    predict_files(folder, storage)
+    before = {row["sha256"]: row["predicted_at"] for row in predictions_of(spark, storage)}
+    (folder / "a.png").chmod(0o600)
+    (folder / "bad" / "empty.jpg").chmod(0o600)
+    report = predict_files(folder, storage)
+    assert (report.predicted, report.errors, report.unreadable) == (0, 0, 0)
+    assert {row["sha256"]: row["predicted_at"] for row in predictions_of(spark, storage)} == before
+    content = bytearray((folder / "a.png").read_bytes())
+    content[-1] ^= 1
+    (folder / "a.png").write_bytes(content)
+    os.utime(folder / "a.png", (1, 1))
+    assert (predict_files(folder, storage).predicted, predict_files(folder, storage).predicted) == (1, 0)
+    assert answers_of(folder, storage)["a.png"]["sha256"] == hashlib.sha256(content).hexdigest()
+
     # Errors are scored again on request; rows of other images stay as they are.
     before = {row["sha256"]: row["predicted_at"] for row in predictions_of(spark, storage)}
     report = predict_files(folder, storage, retry_errors=True)

@@ -1,5 +1,6 @@
 """Processing of files in a Spark task, called without Spark."""
 
+import errno
 import hashlib
 import io
 import os
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tasks.config.etl import EtlConfig
+from tasks.etl import extract
 from tasks.etl.edges import Edges
 from tasks.etl.extract import examine_image, make_decoder, make_reader, read_image
 from tasks.etl.listing import list_images
@@ -183,6 +185,20 @@ def test_file_deleted_since_the_listing_has_a_reason(tmp_path: Path) -> None:
 
     assert row["reason"] == "unreadable"
     assert row["sha256"] is None
+    assert row["read_failed"] is False
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT])
+def test_file_that_may_be_there_is_a_failed_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The error of a share or a permission is not taken for a file that is gone or damaged."""
+
+    def fail(*_arguments: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(extract, "read_whole", fail)
+    row = read(tmp_path / "cat" / "1.jpg", tmp_path)
+
+    assert (row["reason"], row["sha256"], row["read_failed"]) == ("unreadable", None, True)
 
 
 def test_file_that_changes_while_it_is_read_is_read_by_a_later_run(tmp_path: Path) -> None:
@@ -306,11 +322,13 @@ def test_decoder_returns_the_same_rows_as_the_reader(tmp_path: Path) -> None:
     """Files read by Spark give the same rows, and files that Spark could not read are unreadable with its reason."""
     save(tmp_path / "cat" / "1.png", (8, 8))
     save(tmp_path / "dog" / "2.png", (90, 9))
-    (tmp_path / "dog" / "3.png").write_bytes(b"")
+    for name in ("3.png", "4.png"):
+        (tmp_path / "dog" / name).write_bytes(b"")
     listing, etl = to_read(tmp_path), EtlConfig(stored_side=64)
     contents = [(tmp_path / path).read_bytes() for path in listing["path"].to_pylist()]
     loaded = listing.append_column("content", pa.array(contents, pa.binary()))
-    loaded = loaded.append_column("unreadable", pa.array([None, None, "FileNotFoundException: gone"], pa.string()))
+    reasons = [None, None, "FileNotFoundException: gone", "AccessDeniedException: 403"]
+    loaded = loaded.append_column("unreadable", pa.array(reasons, pa.string()))
 
     target = part_target(tmp_path / "table")
     read = pa.Table.from_batches(make_reader(tmp_path, etl, target)(iter(listing.to_batches()))).to_pylist()
@@ -322,7 +340,8 @@ def test_decoder_returns_the_same_rows_as_the_reader(tmp_path: Path) -> None:
     assert read[1].pop("part") != decoded[1].pop("part")
     assert decoded[:2] == read[:2]
     assert (decoded[2]["reason"], decoded[2]["detail"]) == ("unreadable", "FileNotFoundException: gone")
-    assert decoded[2]["sha256"] is None
+    assert [row["sha256"] for row in decoded[2:]] == [None, None]
+    assert [row["read_failed"] for row in decoded] == [None, None, False, True]
 
 
 def test_scan_bomb_is_quarantined_and_an_ordinary_progressive_jpeg_is_stored() -> None:

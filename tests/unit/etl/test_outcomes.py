@@ -1,14 +1,18 @@
 """Outcomes of files, computed from a few rows without Spark."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tasks.config.etl import EtlConfig
+from tasks.errors import WrongInput
 from tasks.etl import comparison_queries, ledger_changes
+from tasks.etl.extract import MAX_FILE_BYTES
+from tasks.etl.ingest import _check_gates
 from tasks.etl.outcomes import Comparison
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import Storage
@@ -47,6 +51,12 @@ def known(path: str, sha256: str, outcome: str = "stored", **values: Any) -> Row
 def read(path: str, sha256: str | None, part: str | None = "a", **values: Any) -> Row:
     """Return a row of READ_ARROW for a file; a file without content has no part."""
     row = listed(path, split="train") | {"sha256": sha256, "part": part, "reason": None, "detail": None}
+    return row | values
+
+
+def unread(path: str, *, failed: bool = True, **values: Any) -> Row:
+    """Return a row of READ_ARROW for a file that cannot be read, or that is gone if `failed` is false."""
+    row = read(path, None, None, split=None, reason="unreadable", detail="no", read_failed=failed)
     return row | values
 
 
@@ -400,18 +410,79 @@ def test_file_replaced_in_place_with_its_size_and_time_is_a_changed_file(compare
         assert comparison.edits().whole == {"a": 1}
 
 
-def test_touched_file_that_cannot_be_read_keeps_its_image(compare) -> None:
-    """A file whose permissions were taken away is not deleted: the next run tries it again."""
-    ledger, images = [known("cat/a.jpg", "1", **STATUS)], [existing("1", "cat")]
-    listing = [listed("cat/a.jpg", **STATUS | {"changed_at": LATER})]
+@pytest.mark.parametrize(
+    ("change", "ledger_sha256"),
+    [({"changed_at": LATER}, "1"), ({"modified_at": LATER}, None), ({"size": 11}, None)],
+    ids=["touched", "time", "size"],
+)
+def test_file_that_cannot_be_read_keeps_its_image(compare, change: Row, ledger_sha256: str | None) -> None:
+    """A file whose share fails or whose permissions were taken away is not deleted: the next run tries it again."""
+    ledger = [known("cat/a.jpg", "1", **STATUS), known("cat/b.jpg", "1", "duplicate", **STATUS)]
+    images = [existing("1", "cat")]
+    listing = [listed(path, **STATUS | change) for path in ("cat/a.jpg", "cat/b.jpg")]
     with compare(listing, ledger, images) as comparison:
-        row = read("cat/a.jpg", None, None, ledger_sha256="1", reason="unreadable", detail="no", split=None)
+        rows = [unread(row["path"], size=row["size"], ledger_sha256=ledger_sha256) for row in listing]
 
-        assert resolve(comparison, row) == {}
+        assert resolve(comparison, *rows) == {}
         assert comparison.surplus().num_rows == 0
-        assert comparison.groups() == [("cat", "train", "stored", None, 1)]
+        assert comparison.edits().whole == {}
+        assert sorted(comparison.groups()) == [
+            ("cat", "train", "duplicate", None, 1),
+            ("cat", "train", "stored", None, 1),
+        ]
+        assert comparison.failed_reads() == (2, "cat/a.jpg", "no")
     with compare(listing, ledger, images) as comparison:
-        assert comparison.num_touched() == 1
+        assert comparison.num_new() == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "images"),
+    [
+        (unread("cat/a.jpg", failed=False), [existing("1", "cat")]),
+        (unread("cat/a.jpg", size=MAX_FILE_BYTES + 1), [existing("1", "cat")]),
+        (read("cat/a.jpg", "2", None, split=None, reason="truncated", detail="no"), [existing("1", "cat")]),
+        (unread("cat/a.jpg"), []),
+    ],
+    ids=["gone", "too large", "damaged", "image lost"],
+)
+def test_changed_file_that_is_known_to_be_unusable_loses_its_image(compare, row: Row, images: list[Row]) -> None:
+    """A file that is gone, was read, or has no image in the table does not count as unchanged."""
+    listing = [listed("cat/a.jpg", size=row["size"], modified_at=LATER)]
+    with compare(listing, [known("cat/a.jpg", "1")], images) as comparison:
+        assert resolve(comparison, row) == {"cat/a.jpg": ("quarantined", row["reason"])}
+        assert comparison.surplus().num_rows == len(images)
+        assert comparison.failed_reads() == (0, "", "")
+
+
+@pytest.mark.parametrize("bound", [0.2, 0.19])
+def test_files_that_cannot_be_read_count_as_bad_and_are_said(
+    compare, bound: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A share that fails for too many files ends the run, although their images stay."""
+    paths = [f"cat/{number}.jpg" for number in range(10)]
+    listing = [listed(path, modified_at=LATER) for path in paths[:2]] + [listed(path) for path in paths[2:]]
+    ledger, images = [known(path, path) for path in paths], [existing(path, "cat") for path in paths]
+    with compare(listing, ledger, images) as comparison:
+        resolve(comparison, *map(unread, paths[:2]))
+        refused = pytest.raises(WrongInput, match=r"2 of 10 files cannot be used \(2 unreadable\)")
+        with refused if bound < 0.2 else nullcontext():
+            _check_gates(comparison, EtlConfig(max_bad_fraction=bound))
+    assert "2 files cannot be read now, such as cat/0.jpg (no): their images stay" in caplog.text
+
+
+def test_file_that_cannot_be_read_passes_its_image_on(compare) -> None:
+    """A copy that was read takes over the image of a deleted file as before, beside the copy that was not."""
+    ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "1", "duplicate"), known("cat/c.jpg", "2")]
+    listing = [listed("cat/b.jpg", modified_at=LATER), listed("cat/c.jpg", modified_at=LATER), listed("cat/d.jpg")]
+    with compare(listing, ledger, [existing("1", "cat"), existing("2", "cat")]) as comparison:
+        found = resolve(comparison, unread("cat/b.jpg"), unread("cat/c.jpg"), read("cat/d.jpg", "2", None))
+
+        assert found == {
+            "cat/a.jpg": ("deleted", None),
+            "cat/b.jpg": ("stored", None),
+            "cat/d.jpg": ("duplicate", None),
+        }
+        assert comparison.surplus().num_rows == 0
 
 
 def test_touched_file_that_takes_over_an_image_has_one_row(compare) -> None:

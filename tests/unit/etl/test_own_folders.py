@@ -1,12 +1,15 @@
 """Folders that runs write to are never part of a source."""
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.errors import WrongInput
+from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.listing import list_images
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import prepare_source
@@ -128,6 +131,30 @@ def test_tables_beside_class_folders_are_left_out(tmp_path: Path) -> None:
     found = listed(tmp_path / "source", settings(tmp_path / "home", tables=tmp_path / "source"))
 
     assert found == ["cat/1.jpg", "dog/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "advice"),
+    [(errno.EACCES, WrongInput, "change its permissions"), (errno.EIO, SourceUnavailable, "check the disk")],
+)
+def test_location_that_cannot_be_looked_at_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], advice: str
+) -> None:
+    """A location behind a closed folder, or on a share that fails, is one sentence as everywhere."""
+    put(tmp_path / "source", "cat/1.jpg")
+    place, stat = tmp_path / "closed" / "artifacts", os.stat
+
+    def failing(path: Any, **options: Any) -> os.stat_result:
+        if os.fspath(path) == str(place):
+            raise OSError(number, os.strerror(number))
+        return stat(path, **options)
+
+    storage = settings(tmp_path / "home", artifacts=place)
+    monkeypatch.setattr(os, "stat", failing)
+    with pytest.raises(
+        kind, match=rf"^storage has '{place}', which cannot be read \({os.strerror(number)}\): {advice}"
+    ):
+        OwnFolders.of(tmp_path / "source", storage)
 
 
 @pytest.mark.parametrize("source", ["home/artifacts", "home/artifacts/1", "elsewhere"])

@@ -26,9 +26,10 @@ def listed(source: Path, storage: Storage) -> pa.Table:
     return found.listing.table()
 
 
-def read(source: Path, files: pa.Table) -> list[list[dict[str, Any]]]:
-    """Return the rows that a task reads, by batch."""
-    batches = [*make_file_reader(source)(iter(files.to_batches()))]
+def read(source: Path, files: pa.Table, known: dict[str, str] = {}) -> list[list[dict[str, Any]]]:  # noqa: B006  # never changed
+    """Return the rows that a task reads, by batch; `known` has the known sha256 of touched files by path."""
+    to_predict = files.append_column("known_sha256", pa.array(map(known.get, files["path"].to_pylist()), pa.string()))
+    batches = [*make_file_reader(source)(iter(to_predict.to_batches()))]
     assert all(batch.schema == READ_ARROW for batch in batches)
     return [batch.to_pylist() for batch in batches]
 
@@ -99,6 +100,20 @@ def test_file_that_cannot_be_read_is_a_row_with_the_reason(tmp_path: Path, stora
     assert found["turned.png"]["error"] == "unreadable: a symbolic link that points outside the source"
     assert found["huge.png"]["error"].startswith("unreadable: the file has more than ")
     assert found["bytes \\xff.png"]["error"].startswith("unreadable: [Errno 2] No such file")
+
+
+def test_touched_file_is_passed_on_only_if_its_content_is_another(tmp_path: Path, storage: Storage) -> None:
+    """A file with the known content has a prediction, and needs no other."""
+    for name in ("new.png", "other.png", "same.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    same = hashlib.sha256(b"same.png").hexdigest()
+
+    (rows,) = read(tmp_path, listed(tmp_path, storage), {"other.png": "0" * 64, "same.png": same})
+
+    assert [row["content"] for row in rows] == [b"new.png", b"other.png", None]
+    assert rows[2]["sha256"] == same
+    status = (tmp_path / "same.png").stat()
+    assert (rows[2]["inode"], rows[2]["changed_at"].timestamp()) == (status.st_ino, pytest.approx(status.st_ctime))
 
 
 def test_large_files_are_passed_on_in_small_batches(

@@ -4,12 +4,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.config.stream import StreamConfig
 from tasks.errors import WrongInput
 from tasks.schema import FILE_ARROW
 from tasks.storage import Storage
+from tasks.stream import listings
 from tasks.stream.lag import Lag
 from tasks.stream.listings import (
     LISTED,
@@ -37,7 +39,7 @@ def files(**seconds_of: int) -> pa.Table:
     """Return the rows of `listing`."""
     names = [ODD if name == "odd" else name for name in seconds_of]
     times = [datetime.fromtimestamp(seconds, UTC) for seconds in seconds_of.values()]
-    return pa.table([names, [10] * len(names), times], schema=FILE_ARROW)
+    return pa.table([names, [10] * len(names), times, times, [7] * len(names)], schema=FILE_ARROW)
 
 
 def paths(rows: SpooledRows | pa.Table) -> list[str]:
@@ -50,7 +52,7 @@ def paths(rows: SpooledRows | pa.Table) -> list[str]:
 def test_batch_is_full_with_a_number_of_files_or_megabytes() -> None:
     """A file that is larger than a batch is in one; none is left out or twice."""
     sizes = [1, 1, 1, 5_000_000, 1, 999_999, 1]
-    rows = pa.table([[str(number) for number in range(7)], sizes, [None] * 7], schema=FILE_ARROW)
+    rows = pa.table([[str(number) for number in range(7)], sizes, *[[None] * 7] * 3], schema=FILE_ARROW)
     bounds = StreamConfig(max_files_per_batch=3, max_megabytes_per_batch=1)
     assert [paths(part) for part in batches_of(rows, bounds)] == [["0", "1", "2"], ["3"], ["4", "5"], ["6"]]
     assert list(batches_of(rows.slice(0, 0), bounds)) == []
@@ -74,6 +76,21 @@ def test_file_is_new_until_it_was_handed_over(storage: Storage, tmp_path: Path) 
     forget(("b", ODD), checkpoint, storage)
     assert paths(new_files(later, checkpoint, storage)) == ["b", ODD]
     assert list(Path(checkpoint).rglob(".*")) == []
+
+
+@pytest.mark.parametrize("is_store", [False, True])
+@pytest.mark.parametrize(("lacks", "expected"), [((), ["a"]), (("changed_at", "inode"), [])], ids=["own", "earlier"])
+def test_touched_file_is_new_unless_the_last_listing_is_of_an_earlier_release(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_store: bool, lacks: tuple[str, ...],
+    expected: list[str],
+) -> None:  # fmt: skip
+    """A file replaced in place, with its size and time, has another inode."""
+    pq.write_table(files(a=1, b=2).drop_columns(list(lacks)), tmp_path / LISTED)
+    if is_store:
+        monkeypatch.setattr(listings, "local_path", lambda _url: None)
+    now = files(a=1, b=2).set_column(4, "inode", pa.array([8, 7]))
+
+    assert paths(new_files(spool_rows(now.to_batches(), FILE_ARROW), str(tmp_path), storage)) == expected
 
 
 def test_run_that_is_killed_while_it_hands_over_loses_nothing(
