@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import mlflow
-import pytest
 from deltalake import DeltaTable
 from PIL import Image
 
@@ -26,63 +25,69 @@ from tests.builders.untrained_model import predict
 from tests.fakes.interrupted_training import CountingRank
 
 
-@pytest.mark.parametrize("place", ["where it was made", "copied"])
-def test_home_of_an_earlier_release_goes_on_as_it_is(spark, tmp_path, place):
-    """Tables, cache, runs, champion, predictions, streams and search of 2026-11 are found; new images are added."""
+def test_copied_home_of_an_earlier_release_goes_on_as_it_is(spark, tmp_path):
+    """Nothing is built, trained or renamed again; tests/faults has the home where it was made."""
     with release_home.source_at_its_place():
-        home, source = FOLDER / "home", str(FOLDER / "source")
-        if place == "copied":
-            home = Path(shutil.copytree(FOLDER / "home", tmp_path / "another-home"))
-        original = {file: file.read_bytes() for file in (FOLDER / "home").rglob("*") if file.is_file()}
-        storage, facts = storage_of(home), json.loads((FOLDER / "facts.json").read_text())
-        champion, finished = ModelRef(**facts["champion"]), RunRef(run_id=facts["finished"])
+        check_home(Path(shutil.copytree(FOLDER / "home", tmp_path / "another-home")))
 
-        # Tables and cache: nothing is read, stored or built.
-        report = ingest_images(EtlConfig(source=source), storage, SparkConfig())
-        assert (report.changed, report.read, report.images.version) == (False, 0, facts["images"]["version"])
-        assert (report.stored, report.duplicates, report.quarantined) == (37, 1, 3)
-        assert rows(storage.table("files"), "path", "outcome", "reason") == facts["files"]
-        cache, is_built = materialize_cache(CACHE, report.images, storage, SparkConfig())
-        assert (is_built, cache.digest, Path(cache.url).name) == (
-            False,
-            facts["cache"]["digest"],
-            Path(facts["cache"]["url"]).name,
-        )
 
-        # Runs: the finished one is found, and the interrupted one resumes after the epochs that it had.
-        rank = CountingRank()
-        spec = TrainingSpec(train=FINISHED, cache=cache, storage=storage)
-        assert train_model(spec, reducer=rank, on_epoch=rank.on_epoch) == finished
-        assert (rank.steps, rank.epochs) == (0, [])
-        spec = TrainingSpec(train=INTERRUPTED, cache=cache, storage=storage)
-        assert train_model(spec, reducer=rank, on_epoch=rank.on_epoch).run_id == facts["interrupted"]
-        assert rank.epochs == list(range(release_home.INTERRUPTED_EPOCHS, INTERRUPTED.max_epochs))
-        search = search_parameters(TRIALS, SEARCH, cache, storage, TrialThreads(1), {})
-        assert (search.run_id, search.best.learning_rate) == (facts["search"], facts["best"])
-        client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-        runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
-        assert {run.info.run_id: run.info.status for run in runs} == facts["runs"] | {facts["interrupted"]: "FINISHED"}
+def check_home(home: Path) -> None:
+    """Check that tables, cache, runs, champion, predictions, streams and search are found; new images are added.
 
-        # The champion, and what it predicted.
-        assert promote_best([finished], PromoteConfig(), storage).champion == champion
-        versions = [f"{one.name} {one.version} {one.run_id}" for one in client.search_model_versions()]
-        assert versions == facts["models"]
-        assert predict(storage).predicted == 0
-        assert stream(storage, champion.name, predictions=f"{storage.tables}/stream/predictions").batches == 0
-        of_folder = {"predictions": f"{storage.tables}/folder/predictions", "source": source}
-        assert stream(storage, champion.name, **of_folder).batches == 0
-        assert DeltaTable(storage.table("predictions")).version() == facts["versions"]["predictions"]
-        again = f"{storage.tables}/again/predictions"
-        assert predict(storage, champion.name, table=storage.table("images"), predictions=again).predicted == 37
-        assert rows(again, "sha256", "label") == facts["labels"]
+    Args:
+        home: The home, whose source is at its place.
+    """
+    source = str(FOLDER / "source")
+    original = {file: file.read_bytes() for file in (FOLDER / "home").rglob("*") if file.is_file()}
+    storage, facts = storage_of(home), json.loads((FOLDER / "facts.json").read_text())
+    champion, finished = ModelRef(**facts["champion"]), RunRef(run_id=facts["finished"])
 
-        # New images of the classes are images of these classes.
-        for label, colour in CLASSES.items():
-            Image.new("RGB", (24, 24), colour).save(FOLDER / "source" / label / "new.png")
-        report = ingest_images(EtlConfig(source=source), storage, SparkConfig())
-        assert (report.read, report.stored, sorted(report.classes)) == (3, 40, sorted(CLASSES))
-        assert stream(storage, champion.name, predictions=f"{storage.tables}/stream/predictions").predicted == 3
-        assert stream(storage, champion.name, **of_folder).predicted == 3
-        assert predict(storage).predicted == 3
-        if place == "copied":
-            assert {file: file.read_bytes() for file in (FOLDER / "home").rglob("*") if file.is_file()} == original
+    # Tables and cache: nothing is read, stored or built.
+    report = ingest_images(EtlConfig(source=source), storage, SparkConfig())
+    assert (report.changed, report.read, report.images.version) == (False, 0, facts["images"]["version"])
+    assert (report.stored, report.duplicates, report.quarantined) == (37, 1, 3)
+    assert rows(storage.table("files"), "path", "outcome", "reason") == facts["files"]
+    cache, is_built = materialize_cache(CACHE, report.images, storage, SparkConfig())
+    assert (is_built, cache.digest, Path(cache.url).name) == (
+        False,
+        facts["cache"]["digest"],
+        Path(facts["cache"]["url"]).name,
+    )
+
+    # Runs: the finished one is found, and the interrupted one resumes after the epochs that it had.
+    rank = CountingRank()
+    spec = TrainingSpec(train=FINISHED, cache=cache, storage=storage)
+    assert train_model(spec, reducer=rank, on_epoch=rank.on_epoch) == finished
+    assert (rank.steps, rank.epochs) == (0, [])
+    spec = TrainingSpec(train=INTERRUPTED, cache=cache, storage=storage)
+    assert train_model(spec, reducer=rank, on_epoch=rank.on_epoch).run_id == facts["interrupted"]
+    assert rank.epochs == list(range(release_home.INTERRUPTED_EPOCHS, INTERRUPTED.max_epochs))
+    search = search_parameters(TRIALS, SEARCH, cache, storage, TrialThreads(1), {})
+    assert (search.run_id, search.best.learning_rate) == (facts["search"], facts["best"])
+    client = mlflow.MlflowClient(tracking_uri=storage.tracking)
+    runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    assert {run.info.run_id: run.info.status for run in runs} == facts["runs"] | {facts["interrupted"]: "FINISHED"}
+
+    # The champion, and what it predicted.
+    assert promote_best([finished], PromoteConfig(), storage).champion == champion
+    versions = [f"{one.name} {one.version} {one.run_id}" for one in client.search_model_versions()]
+    assert versions == facts["models"]
+    assert predict(storage).predicted == 0
+    assert stream(storage, champion.name, predictions=f"{storage.tables}/stream/predictions").batches == 0
+    of_folder = {"predictions": f"{storage.tables}/folder/predictions", "source": source}
+    assert stream(storage, champion.name, **of_folder).batches == 0
+    assert DeltaTable(storage.table("predictions")).version() == facts["versions"]["predictions"]
+    again = f"{storage.tables}/again/predictions"
+    assert predict(storage, champion.name, table=storage.table("images"), predictions=again).predicted == 37
+    assert rows(again, "sha256", "label") == facts["labels"]
+
+    # New images of the classes are images of these classes.
+    for label, colour in CLASSES.items():
+        Image.new("RGB", (24, 24), colour).save(FOLDER / "source" / label / "new.png")
+    report = ingest_images(EtlConfig(source=source), storage, SparkConfig())
+    assert (report.read, report.stored, sorted(report.classes)) == (3, 40, sorted(CLASSES))
+    assert stream(storage, champion.name, predictions=f"{storage.tables}/stream/predictions").predicted == 3
+    assert stream(storage, champion.name, **of_folder).predicted == 3
+    assert predict(storage).predicted == 3
+    if home != FOLDER / "home":
+        assert {file: file.read_bytes() for file in (FOLDER / "home").rglob("*") if file.is_file()} == original
