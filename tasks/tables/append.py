@@ -39,8 +39,8 @@ def append_rows(
         NeedsSpark: Only Spark can write the table.
     """
     location, options = location_of(path)
-    if options and not has_conditional_puts(path.rsplit("/", 1)[0]):
-        # The right to write has an end there, which only Spark's log store checks after the rows are written.
+    if isinstance(rows, SpooledRows) and options and not has_conditional_puts(path.rsplit("/", 1)[0]):
+        # The right to write has an end there, which only Spark's log store checks after many rows are written.
         raise NeedsSpark
     given: dict[str, Any] = {"storage_options": options, "configuration": properties}
     is_new = newest_commit(path) is None

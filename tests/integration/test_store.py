@@ -23,10 +23,12 @@ from tasks.errors import LockLost, TableInUse, WrongInput
 from tasks.object_store import check_store, file_system, has_conditional_puts, list_names
 from tasks.refs import CacheRef
 from tasks.registry.history import DecisionRow, record
+from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.system.disk import check_writable
 from tasks.tables import delta, writer
 from tasks.tables.append import append_rows
+from tasks.tables.parquet_rows import spool_rows
 from tasks.tables.writer import write_access
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.object_store import ObjectStore, minio_program, serve, serve_minio
@@ -229,6 +231,8 @@ def test_driver_that_cannot_renew_its_mark_commits_nothing(store, tmp_path, monk
     with write_access(table):
         time.sleep(1)  # renewed several times
         append_rows(table, rows)
+        with pytest.raises(NeedsSpark):  # Many rows take long to write, after which only Spark asks again.
+            append_rows(table, spool_rows(rows.to_batches(), rows.schema))
         with monkeypatch.context() as lost:
             lost.setattr(file_system(table)[0], "pipe_file", no_route)
             time.sleep(1)
