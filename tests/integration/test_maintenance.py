@@ -26,7 +26,7 @@ from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain
 from tasks.refs import TableRef
 from tasks.schema import PREDICTIONS, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
 from tasks.spark.session import NeedsSpark
-from tasks.storage import resolve_storage
+from tasks.storage import Storage, resolve_storage
 from tasks.tables import snapshots
 from tasks.tables.append import append_rows
 from tasks.tracking.pins import pin_trained_versions, read_pins
@@ -90,21 +90,31 @@ def rewrite(spark: SparkSession, path: str, times: int) -> None:
         spark.sql(f"UPDATE delta.`{path}` SET width = width + 1")  # noqa: S608  # a path of the test
 
 
-def ingest_three_versions(spark, source, storage) -> tuple[TableRef, set[str]]:
-    """Create three versions, of which only the first has some images; return the first and its images."""
-    first = ingest(source, storage)
-    held = hashes(spark, first)
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, spark) -> tuple[Path, Storage]:
+    """Return a source, and a home with three versions of its table, of which only the first has some images."""
+    folder = tmp_path_factory.mktemp("prepared")
+    source, storage = folder / "source", resolve_storage(StorageConfig(home=str(folder / "home")))
+    write_images(source, 20)
+    ingest(source, storage)
     write_images(source, 5, first=100)
     ingest(source, storage)
     for file in source.glob("red/00*.png"):
         file.unlink()
     ingest(source, storage)
-    return first, held
+    return source, storage
 
 
-def test_maintenance_compacts_and_keeps_versions_of_registered_models(spark, source, storage, any_retention):
+def copy_three_versions(spark, prepared, storage) -> tuple[TableRef, set[str]]:
+    """Copy the prepared tables; return the first version of the images, and its images."""
+    shutil.copytree(prepared[1].tables, storage.tables)
+    first = snapshots.at_version(spark, storage.table("images"), 0)
+    return first, hashes(spark, first)
+
+
+def test_maintenance_compacts_and_keeps_versions_of_registered_models(spark, prepared, storage, any_retention):
     """Images and caches stay as they are; only a version without a registered model loses its files."""
-    first, held = ingest_three_versions(spark, source, storage)
+    first, held = copy_three_versions(spark, prepared, storage)
     run_id = register(storage, first)
     promoted = pa.Table.from_pylist([{"run_id": run_id, "decision": "promoted"}])
     append_rows(storage.table("promotions"), promoted)
@@ -143,10 +153,10 @@ def test_maintenance_compacts_and_keeps_versions_of_registered_models(spark, sou
 
 
 def test_tracking_server_without_the_models_removes_nothing(
-    spark, source, storage, make_home, any_retention, messages_of
+    spark, prepared, storage, make_home, any_retention, messages_of
 ):
     """It is told apart by its database, wherever that is; a server that has the models pins their versions."""
-    first, held = ingest_three_versions(spark, source, storage)
+    first, held = copy_three_versions(spark, prepared, storage)
     register(storage, first)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     client.set_registered_model_alias("lakevision", "champion", 1)
@@ -194,9 +204,9 @@ def test_tracking_server_without_the_models_removes_nothing(
     assert {row["model_version"] for row in left.collect()} == {1, 2}
 
 
-def test_predictions_by_old_versions_are_removed(spark, source, storage, any_retention):
+def test_predictions_by_old_versions_are_removed(spark, prepared, storage, any_retention):
     """Those of the aliases stay, and those of the newest versions of each model."""
-    images = ingest(source, storage)
+    images, _held = copy_three_versions(spark, prepared, storage)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     run_id = register(storage, images, "cats")
     register(storage, images, "dogs")
@@ -226,12 +236,12 @@ def test_predictions_by_old_versions_are_removed(spark, source, storage, any_ret
         shutil.rmtree(images.path, ignore_errors=True)  # A user who only predicts folders has no table images.
 
 
-def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, any_retention):
+def test_moved_home_keeps_versions_of_registered_models(spark, prepared, storage, any_retention):
     """A moved table is recognised by its id.
 
     delta-rs does not read its new path, so Spark finds the file of a deleted image; a MERGE removes it in one commit.
     """
-    first, held = ingest_three_versions(spark, source, storage)
+    first, held = copy_three_versions(spark, prepared, storage)
     register(storage, first)
     maintain_tables(MaintainConfig(), storage, SparkConfig())  # pins the version with the former path of the database
     moved = Path(storage.home).rename(Path(storage.home).with_name("moved per%20cent home"))
@@ -245,6 +255,7 @@ def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, 
     assert images.files_deleted > 0
     assert hashes(spark, first.model_copy(update={"path": storage.table("images")})) == held
 
+    source = prepared[0]
     gone = source / "blue" / "000.png"
     sha256 = hashlib.sha256(gone.read_bytes()).hexdigest()
     gone.unlink()
@@ -256,9 +267,9 @@ def test_moved_home_keeps_versions_of_registered_models(spark, source, storage, 
     assert (newest.version, operations) == (images.table.version + 1, ["MERGE"])
 
 
-def test_only_files_of_kept_versions_stay(spark, source, storage, any_retention):
+def test_only_files_of_kept_versions_stay(spark, prepared, storage, any_retention):
     """Files of versions between two registered versions are deleted: disk use does not grow with each version."""
-    first, held = ingest_three_versions(spark, source, storage)
+    first, held = copy_three_versions(spark, prepared, storage)
     register(storage, first, "first")
     path = first.path
     rewrite(spark, path, 2)
@@ -293,9 +304,9 @@ def test_only_files_of_kept_versions_stay(spark, source, storage, any_retention)
     assert (again.files_deleted, again.table.version) == (0, done.table.version)
 
 
-def test_version_younger_than_the_retention_stays_without_its_tombstones(spark, source, storage, any_retention):
+def test_version_younger_than_the_retention_stays_without_its_tombstones(spark, prepared, storage, any_retention):
     """Delta forgets after a week when a file was removed, and would then delete it, however long the retention."""
-    first, held = ingest_three_versions(spark, source, storage)
+    first, held = copy_three_versions(spark, prepared, storage)
     forgets = (
         "'delta.deletedFileRetentionDuration' = 'interval 0 hours', 'delta.logRetentionDuration' = 'interval 1 day'"
     )
@@ -315,9 +326,9 @@ def test_version_younger_than_the_retention_stays_without_its_tombstones(spark, 
     )
 
 
-def test_purged_run_does_not_stop_maintenance(spark, source, storage, any_retention, messages_of):
+def test_purged_run_does_not_stop_maintenance(spark, prepared, storage, any_retention, messages_of):
     """Tags of the model version replace the purged run; a version without tags is logged."""
-    first, held = ingest_three_versions(spark, source, storage)
+    first, held = copy_three_versions(spark, prepared, storage)
     second = snapshots.at_version(spark, first.path, 1)
     seen = hashes(spark, second)
     tagged, unknown = register(storage, first, "tagged", tagged=True), register(storage, second, "unknown")
@@ -334,9 +345,9 @@ def test_purged_run_does_not_stop_maintenance(spark, source, storage, any_retent
     ]
 
 
-def test_retention_below_the_minimum_of_delta_is_rejected(spark, source, storage):
+def test_retention_below_the_minimum_of_delta_is_rejected(spark, prepared, storage):
     """A retention below 168 hours is reported in one sentence with both values."""
-    ingest(source, storage)
+    copy_three_versions(spark, prepared, storage)
     with pytest.raises(WrongInput, match="maintain.vacuum_hours is 24, but Delta retains at least 168 hours"):
         maintain_tables(MaintainConfig(vacuum_hours=24), storage, SparkConfig())
 
