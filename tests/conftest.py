@@ -1,7 +1,8 @@
-"""Fixtures of all tests: generated images, storage, log messages and the folder of real data."""
+"""Fixtures of all tests: generated images, storage, log messages, signals and the folder of real data."""
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 
 from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
+from tasks.system.signals import interrupt_on
 
 # Three test files run at a time, and torch uses all cores in each. Threads that spin while they wait take the cores
 # from the threads that they wait for. libgomp reads the variable when torch is loaded, here and in subprocesses.
@@ -63,3 +65,12 @@ def test_data() -> Path:
     if not folder or not (Path(folder) / "photos").is_dir() or not (Path(folder) / "weights").is_dir():
         pytest.skip("LAKEVISION_TEST_DATA is not a folder with photos/ and weights/")
     return Path(folder).resolve()
+
+
+@pytest.fixture
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM interrupt this process as Ctrl-C does, for the duration of a test."""
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt_on(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)

@@ -1,7 +1,6 @@
 """The table `inputs`: the files that were predicted without a table of images, and the sha256 of their predictions."""
 
 import logging
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, SparkSession
@@ -63,7 +62,7 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
             check_inputs(newest.schema, inputs)
         known = spark.createDataFrame([], INPUTS) if newest is None else snapshots.read_version(spark, newest.table)
         lacking = [column for column in INPUTS if column.name not in known.columns]
-        known = _with_nulls(known, lacking)
+        known = delta.with_nulls(known, lacking)
         # A merge reads its source twice.
         changes = _changes(rows, gone, known).persist()
         try:
@@ -80,14 +79,9 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
     return num
 
 
-def _with_nulls(rows: DataFrame, columns: Iterable[StructField]) -> DataFrame:
-    """Add columns without values."""
-    return rows.withColumns({column.name: F.lit(None).cast(column.dataType) for column in columns})
-
-
 def _changes(rows: DataFrame, gone: DataFrame | None, known: DataFrame) -> DataFrame:
     """Return the rows of CHANGES that differ from those of the table."""
-    rows = _with_nulls(rows, [column for column in INPUTS if column.name not in rows.columns])
+    rows = delta.with_nulls(rows, [column for column in INPUTS if column.name not in rows.columns])
     columns = [name for name in INPUTS.names if name not in {*INPUTS_KEY, "seen_at"}]
     latest = rows.groupBy(*INPUTS_KEY).agg(F.max_by(F.struct(*columns), "modified_at").alias("file"))
     found = latest.select(*INPUTS_KEY, "file.*").withColumn("seen_at", F.lit(datetime.now(UTC)))

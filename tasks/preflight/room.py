@@ -75,13 +75,13 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
 def _has_cache(images: TableRef, cache_config: CacheConfig, storage: Storage) -> bool:
     """Return whether a complete cache of this version exists, or of an earlier version with the same rows."""
     filesystem, root = file_system(storage.cache)
+    changed = delta.last_change(images.path)  # Maintenance creates versions, too, without a change of rows.
     for path in filesystem.glob(f"{glob.escape(root)}/[!.]*/{MANIFEST}"):
         url = f"{storage.cache.rstrip('/')}/{path.split('/')[-2]}"
         manifest = read_manifest(url)
         if manifest is None or not _is_same_table(manifest.table, images):
             continue
-        # Maintenance creates versions, too, without a change of rows.
-        if delta.last_change(images.path) <= manifest.table.version and whole_cache(url, cache_config):
+        if changed <= manifest.table.version and whole_cache(url, cache_config):
             return True
     return False
 

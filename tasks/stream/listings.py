@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -233,18 +234,11 @@ def _read_listed(checkpoint: str, storage: Storage) -> ParquetRows | None:
         return None
     filesystem, root = file_system(checkpoint)
     try:
-        with filesystem.open(f"{root}/{LISTED}", "rb") as file, pq.ParquetFile(file) as listed:
+        with filesystem.open(f"{root}/{LISTED}", "rb") as file, pq.ParquetFile(file):
             if local_path(checkpoint) is not None:
                 return ParquetRows((f"{root}/{LISTED}",), FILE_ARROW)
-            return spool_rows(map(_with_all_columns, listed.iter_batches()), FILE_ARROW, scratch_root(storage))
+            # A list of an earlier release lacks columns, which are null then.
+            rows = pyarrow.dataset.dataset(f"{root}/{LISTED}", schema=FILE_ARROW, filesystem=filesystem)
+            return spool_rows(rows.to_batches(), FILE_ARROW, scratch_root(storage))
     except pa.ArrowInvalid:
         raise damaged(checkpoint, f"{LISTED} cannot be read") from None
-
-
-def _with_all_columns(files: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of a list of an earlier release with nulls for the columns that it lacks."""
-    columns = [
-        files[field.name] if field.name in files.schema.names else pa.nulls(files.num_rows, field.type)
-        for field in FILE_ARROW
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=FILE_ARROW)

@@ -351,6 +351,11 @@ def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
     return rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in schema))
 
 
+def with_nulls(rows: DataFrame, columns: Iterable[StructField]) -> DataFrame:
+    """Add columns without values."""
+    return rows.withColumns({column.name: F.lit(None).cast(column.dataType) for column in columns})
+
+
 def merge(
     spark: SparkSession, path: str, rows: DataFrame, key: tuple[str, ...], where: Mapping[str, str | int] | None = None
 ) -> Any:

@@ -20,7 +20,7 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tasks.errors import WrongInput
@@ -28,7 +28,7 @@ from tasks.paths import local_path
 from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
 from tasks.spark.session import NeedsSpark
-from tasks.tables.delta import newest_commit
+from tasks.tables.delta import newest_commit, with_nulls
 from tasks.tables.delta_internals import newest_in_log
 from tasks.tables.local_files import chosen_files, data_files, dataset_of, having, is_readable
 from tasks.tables.parquet_rows import ParquetRows, grouped, spool_rows
@@ -307,9 +307,8 @@ def _chosen_rows(spark: SparkSession, table: TableRef, schema: pa.Schema, where:
     for name, value in where.items():
         rows = rows.where(F.col(name) == value)
     # A column that an older table lacks is null, as it is where the files are read without Spark.
-    lacking = [field for field in schema if field.name not in rows.columns and field.nullable]
-    nulls = {field.name: F.lit(None).cast(from_arrow_type(field.type)) for field in lacking}
-    return rows.withColumns(nulls).select(*schema.names)
+    lacking = [field for field in from_arrow_schema(schema) if field.name not in rows.columns and field.nullable]
+    return with_nulls(rows, lacking).select(*schema.names)
 
 
 def read_columns(

@@ -166,7 +166,7 @@ class Checkpoints:
             OSError: A checkpoint could not be read. It stays in place, since the fault may be temporary.
             WrongInput: All checkpoints are damaged, or the newest one is of a newer release. They stay in place.
         """
-        damaged: dict[Path, str] = {}
+        self._damaged = damaged = dict[Path, str]()
         for path in reversed(self._steps()):
             try:
                 content = self.load(path.name)
@@ -177,7 +177,6 @@ class Checkpoints:
                 damaged[path] = loggable(error) or type(error).__name__
                 self._best_written = ""
                 continue
-            self._damaged = damaged
             self.rename_damaged()
             self._read = path.name, content
             return path.name, run_id
@@ -189,7 +188,6 @@ class Checkpoints:
             )
             if refuse:
                 raise self.refused
-            self._damaged = damaged
         return None, None
 
     def rename_damaged(self) -> None:

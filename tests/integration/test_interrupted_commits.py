@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import deltalake
@@ -19,7 +18,6 @@ from tasks.errors import LockLost, WrongInput
 from tasks.etl.staging import staged_parts
 from tasks.storage import resolve_storage
 from tasks.system.locks import leased
-from tasks.system.signals import interrupt_on
 from tasks.tables import committing, delta, snapshots
 from tasks.tables.committing import LEASE_ENDED, TableChanged, commit, is_unsure
 from tasks.tables.delta_internals import INTERNALS
@@ -27,13 +25,7 @@ from tasks.tables.direct_commits import replace_few_rows
 from tests.builders.etl_tables import ingest, stored
 from tests.builders.interrupted_commits import KINDS, ROWS, tables_of, versions_of
 
-
-@pytest.fixture(autouse=True)
-def _interrupted_by_sigterm() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    interrupt_on(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("interrupted_by_sigterm")
 
 
 @pytest.mark.parametrize("kind", ["create", "rewrite", "delete", "set_properties", "ingest", "replace"])

@@ -5,20 +5,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextvars import ContextVar
 
 import pytest
 
-from tasks.system.signals import interrupt_on, run_uninterrupted
+from tasks.system.signals import run_uninterrupted
 
-
-@pytest.fixture(autouse=True)
-def _interrupted_by_sigterm() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    interrupt_on(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
+pytestmark = pytest.mark.usefixtures("interrupted_by_sigterm")
 
 
 def test_signals_are_raised_after_the_function() -> None:
