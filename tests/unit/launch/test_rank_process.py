@@ -91,7 +91,7 @@ def test_rank_that_outlives_its_kill_is_left(monkeypatch: pytest.MonkeyPatch, ca
     left = rank_process.terminate([rank_process.RankProcess(3, process)], 0.0)
     assert left == {3: 4711}
     assert process.signals == ["SIGTERM", "SIGKILL"]
-    assert "rank 3 (process 4711) has been killed and does not end" in caplog.text
+    assert "rank 3 (process 4711) has been killed and does not end" in "\n".join(caplog.messages)
 
 
 def fail_with(error: BaseException, left: dict[int, int]) -> None:
@@ -130,7 +130,7 @@ def test_rank_of_a_host_that_does_not_answer_is_left_to_its_agent(
     read, write = os.pipe()
     rank = rank_process.RankProcess(2, RemoteProcess(2, Channel(read, write)))
     assert rank_process.terminate([rank], 0.0) == {}
-    assert "rank 2 has been killed and may still run: its host, or a driver" in caplog.text
+    assert "rank 2 has been killed and may still run: its host, or a driver" in "\n".join(caplog.messages)
     assert [json.loads(line)["number"] for line in os.read(read, 4096).splitlines()] == [15, 9]
     for descriptor in (read, write):
         os.close(descriptor)

@@ -63,7 +63,9 @@ def test_invalid_tag_is_ignored(storage: Storage, caplog: pytest.LogCaptureFixtu
     """It is named in a warning, and replaced when its challenger is judged again."""
     TAGS["photos"] = {f"{JUDGED_TAG}{1:032x}": "[]", "lakevision.champion": "1"}
     assert judge(storage, 2, range(100)) == 1
-    assert f"the tag {JUDGED_TAG}{1:032x} of 'photos' in MLflow is not valid: it is ignored" in caplog.text
+    assert f"the tag {JUDGED_TAG}{1:032x} of 'photos' in MLflow is not valid: it is ignored" in "\n".join(
+        caplog.messages
+    )
     assert judge(storage, 1, range(100)) == 2
 
 

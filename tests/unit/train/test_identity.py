@@ -177,7 +177,9 @@ def test_damaged_checkpoint_under_another_key_is_refused_only_if_it_is_of_this_r
     shutil.rmtree(folders[1])
     adopt_checkpoint(spec)
 
-    assert f"training does not continue there: no checkpoint in '{folders[0]}' can be read" in caplog.text
+    assert f"training does not continue there: no checkpoint in '{folders[0]}' can be read" in "\n".join(
+        caplog.messages
+    )
     assert not (spec.storage.checkpoints / spec.key).exists()
 
 
