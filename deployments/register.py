@@ -5,14 +5,12 @@ This process starts beside the server and waits for it.
 """
 
 import runpy
-import ssl
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -151,27 +149,6 @@ def restore_edits(
                 client.update_deployment_schedule(deployment.id, entry.id, active=was.active[slug], schedule=schedule)
 
 
-@contextmanager
-def shared_tls_contexts() -> Iterator[None]:
-    """Create one TLS context per file of certificate authorities in the block, and not one per client.
-
-    `prefect deploy` creates 64 clients, and each reads the file (20 ms), also for a server without TLS. Together
-    they take a fifth of this process's CPU time.
-    """
-    original = ssl.create_default_context
-    shared = cache(original)
-
-    def create(*args: Any, **named: Any) -> ssl.SSLContext:
-        # Only for calls like those of Prefect's clients that verify servers: other callers may change their context.
-        return shared(**named) if not args and set(named) == {"cafile"} else original(*args, **named)
-
-    ssl.create_default_context = create
-    try:
-        yield
-    finally:
-        ssl.create_default_context = original
-
-
 def deploy_all() -> None:
     """Deploy all of deployments/prefect.yaml with `prefect deploy`.
 
@@ -180,8 +157,7 @@ def deploy_all() -> None:
     """
     sys.argv = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
     try:
-        with shared_tls_contexts():
-            runpy.run_module("prefect", run_name="__main__")
+        runpy.run_module("prefect", run_name="__main__")
     except SystemExit as exited:  # A CLI raises it on success, too.
         if exited.code:
             raise

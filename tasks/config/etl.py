@@ -8,10 +8,9 @@ from tasks.config.form import Schema, always, must_be, when, when_given
 from tasks.config.frozen import FrozenConfig
 from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import DeletedFraction, StageTimeout
+from tasks.config.values import DeletedFraction, StageTimeout, check_remote_file, is_url
 from tasks.credentials import Url
 from tasks.errors import MAX_SHOWN, loggable
-from tasks.system.remote_file import check_remote_file, is_url
 
 BUILTIN_DIGITS = "builtin:digits"
 """Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""

@@ -23,6 +23,11 @@ MAX_THREADS = 4096
 MIN_HEAP_BYTES, MAX_HEAP_BYTES = 512 << 20, 16 << 40
 """Spark refuses a heap of less than 450 MB; no machine has the memory for more than 16 TB."""
 
+FILE_SCHEMES = (
+    "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hdfs", "webhdfs", "ftp", "sftp",
+)  # fmt: skip
+"""Schemes of URLs that name one file on one server; other fsspec schemes follow references or open archives."""
+
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 _LOCAL_MASTER = r"local(\[(\*|[0-9]{1,9})(, ?[0-9]{1,9})?\])?|local-cluster\[[0-9]+, ?[0-9]+, ?[0-9]+\]"
@@ -100,6 +105,32 @@ def check_memory(memory: str) -> str:
     if not MIN_HEAP_BYTES <= memory_bytes(memory) <= MAX_HEAP_BYTES:
         raise ValueError(f"it is '{memory}', with which Spark cannot run: give 512m to 16t")
     return memory
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path is the URL of a remote file, or a chained URL of fsspec."""
+    return bool(re.match(r"(?!file:)[\w.+-]+(://|::)", path, re.IGNORECASE))
+
+
+def check_remote_file(url: str) -> str:
+    """Return the URL of one remote file unchanged.
+
+    Raises:
+        ValueError: Its scheme is not in FILE_SCHEMES, or it is a chained URL of fsspec.
+    """
+    scheme, _, rest = url.partition("://")
+    # A bracketed IPv6 address has colons, too.
+    if "::" in scheme or "::" in (rest.partition("]")[2] if rest.startswith("[") else rest) or not rest:
+        raise ValueError(
+            f"it is '{loggable(url)}', a chain of several URLs: copy the file itself to a folder, and give its "
+            "path or URL"
+        )
+    if scheme.lower() not in FILE_SCHEMES:
+        raise ValueError(
+            f"it is '{loggable(url)}', whose scheme '{loggable(scheme)}' is not one of {', '.join(FILE_SCHEMES)}: use "
+            "one of them"
+        )
+    return url
 
 
 def check_model_name(name: str) -> str:

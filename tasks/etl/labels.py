@@ -1,6 +1,8 @@
 """Labels and predefined splits of paths, from folders, a regular expression, or a label file."""
 
+import io
 import logging
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,16 +14,22 @@ import pyarrow.parquet
 
 from tasks.config.etl import EtlConfig
 from tasks.config.patterns import compile_pattern, find_group
+from tasks.config.values import check_remote_file, is_url
 from tasks.errors import WrongInput
 from tasks.paths import expand_user, local_path
 from tasks.schema import SPLITS
-from tasks.system.remote_file import check_remote_file, check_resolved, is_url, open_http
 from tasks.text.forms import as_known, composed, look_alikes, shown
 
 logger = logging.getLogger("lakevision.etl")
 
 MAX_GROUPS = 5
 """Maximum number of groups of similar labels that a warning names."""
+
+TIMEOUT_SECONDS = 60
+"""Longest wait for the server of a label file over HTTP."""
+
+MAX_BYTES = 256 << 20
+"""Maximum size of a label file over HTTP, which is read into memory: millions of labels."""
 
 Named = tuple[str | None, str | None]
 """Label and predefined split of a path, None if it has none."""
@@ -88,14 +96,20 @@ def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
 def _open(file: str, path: Path | None) -> Any:
     if path is not None:
         return expand_user(path).open("rb")  # not with fsspec, which takes a name with :: for a chain of URLs
-    return open_http(file) if file.lower().startswith("http") else fsspec.open(file, "rb")
+    if not file.lower().startswith("http"):
+        return fsspec.open(file, "rb")
+    with urllib.request.urlopen(file, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310  # the scheme was checked
+        content = answer.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(f"it has more than {MAX_BYTES >> 20} MB: copy it to a folder, and give its path or URL")
+    return io.BytesIO(content)
 
 
 def _read_table(file: str, setting: str) -> pa.Table:
     path = None if is_url(file) else local_path(file)
     if path is None:
         try:
-            check_resolved(check_remote_file(file))
+            check_remote_file(file)
         except ValueError as error:
             raise WrongInput(f"etl.labels.file: {error}") from None
     try:

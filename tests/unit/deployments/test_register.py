@@ -1,16 +1,14 @@
 """Tests of the registration: the user's edits that are restored, and the TLS contexts that clients share."""
 
-import ssl
 from typing import Any
 
 import httpx
 import pytest
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import PrefectHTTPStatusError
 
-from deployments.register import DeploymentSettings, restore_edits, shared_tls_contexts
+from deployments.register import DeploymentSettings, restore_edits
 
 PHOTOS, DIGITS = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 
@@ -48,19 +46,3 @@ def test_edit_that_is_no_longer_valid_is_reported(capsys: pytest.CaptureFixture[
 
     assert server.updated == {DIGITS: edited}
     assert "the edited parameters of 'photos' could not be restored" in capsys.readouterr().out
-
-
-def test_clients_share_one_tls_context_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts that their creators change are not shared, and afterwards each client has its own again."""
-    read: list[object] = []
-    original = ssl.create_default_context
-    monkeypatch.setattr(ssl, "create_default_context", lambda **named: read.append(named) or original(**named))
-    with shared_tls_contexts():
-        for _ in range(3):
-            SyncPrefectClient("http://127.0.0.1:4200/api")
-        assert len(read) == 1
-        assert ssl.create_default_context() is not ssl.create_default_context()
-    read.clear()
-    for _ in range(2):
-        SyncPrefectClient("http://127.0.0.1:4200/api")
-    assert len(read) == 2

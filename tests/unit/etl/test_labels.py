@@ -2,7 +2,6 @@
 
 import random
 import re
-import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -21,7 +20,6 @@ from tasks.config.patterns import compile_pattern, find_group
 from tasks.errors import WrongInput
 from tasks.etl.labels import PathLabels, read_label_file
 from tasks.etl.listing import check_source, check_splits, list_images
-from tasks.system import remote_file
 
 PYTHON_PATTERNS = [
     r"(\d+)",
@@ -214,47 +212,6 @@ def test_invalid_label_settings_are_refused_by_validation(settings: dict[str, st
 
 
 @pytest.mark.parametrize(
-    "host",
-    [
-        "169.254.169.254",
-        "169.254.1.1:80",
-        "2852039166",
-        "0xa9fea9fe",
-        "0xa9.254.43518",
-        "0251.0376.0251.0376",
-        "169.254.43518",
-        "169。254。169。254",
-        "\uff11\uff16\uff19.254.169.254",
-        "169.254.169.25%34",
-        "[fe80::1]",
-        "[fe80::1%25eth0]",
-        "[::ffff:169.254.169.254]",
-        "[::ffff:a9fe:a9fe]",
-        "[64:ff9b::169.254.169.254]",
-        "[2002:a9fe:a9fe::1]",
-        "[::169.254.169.254]",
-        "[fd00:ec2::254]",
-        "[::ffff:100.100.100.200]",
-        "[::ffff:168.63.129.16]",
-        "[64:ff9b::6464:64c8]",
-        "[64:ff9b:1::6464:64c8]",
-        "[64:ff9b:1:a9fe:a9:fe00::]",
-        "[::ffff:0:169.254.169.254]",
-        "[2002:6464:64c8::1]",
-        "[::100.100.100.200]",
-        "100.100.100.200",
-        "metadata.google.internal",
-        "METADATA.google.internal.",
-        "169.254.169.254.",
-    ],
-)
-def test_label_file_on_a_link_local_or_metadata_address_is_refused(host: str) -> None:
-    """Such addresses are refused in every notation, since a cloud's metadata service returns credentials."""
-    with pytest.raises(ValidationError, match="an address of this machine's own network or of a cloud's metadata"):
-        EtlConfig.model_validate({"labels": {"by": "file", "file": f"http://{host}/x.csv"}})
-
-
-@pytest.mark.parametrize(
     "file",
     [
         "https://host.example/x.csv",
@@ -262,10 +219,6 @@ def test_label_file_on_a_link_local_or_metadata_address_is_refused(host: str) ->
         "http://[::1]:8080/x.csv",
         "s3a://bucket/x.parquet",
         "/data/a::b.csv",
-        "http://169.253.1.1/x.csv",
-        "http://[::ffff:100.100.100.201]/x.csv",
-        "http://[64:ff9b::10.0.0.1]/x.csv",
-        "http://[2001:db8::1]/x.csv",
     ],
 )
 def test_other_label_files_are_accepted(file: str) -> None:
@@ -273,8 +226,8 @@ def test_other_label_files_are_accepted(file: str) -> None:
     assert EtlConfig.model_validate({"labels": {"by": "file", "file": file}}).labels.file == file
 
 
-def test_label_file_that_redirects_or_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redirects to any URL are refused, and so are files that are too large to hold in memory."""
+def test_label_file_over_http_may_be_redirected_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A redirect is followed; a file that is too large to hold in memory is refused."""
 
     class Redirect(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -294,37 +247,11 @@ def test_label_file_that_redirects_or_is_too_large_is_refused(monkeypatch: pytes
         Thread(target=server.serve_forever, daemon=True).start()
         host = f"http://127.0.0.1:{server.server_port}"
         assert read_label_file(f"{host}/labels.csv", with_split=False) == {"a": ("x", None)}
-        with pytest.raises(
-            WrongInput, match="which cannot be read .it redirects to '.*/labels.csv': give that URL itself"
-        ):
-            read_label_file(f"{host}/moved.csv", with_split=False)
-        monkeypatch.setattr(remote_file, "MAX_BYTES", 10)
+        assert read_label_file(f"{host}/moved.csv", with_split=False) == {"a": ("x", None)}
+        monkeypatch.setattr("tasks.etl.labels.MAX_BYTES", 10)
         with pytest.raises(WrongInput, match="which cannot be read .it has more than 0 MB: copy it to a folder"):
             read_label_file(f"{host}/labels.csv", with_split=False)
         server.shutdown()
-
-
-def test_label_file_whose_host_resolves_to_a_forbidden_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host name is resolved and checked before the file is opened."""
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
-
-    with pytest.raises(WrongInput, match="an address of this machine's own network or of a cloud's metadata"):
-        read_label_file("http://innocent.example/x.csv", with_split=False)
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_host_that_resolves_to_another_address_later_is_refused(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-    """The address of the connection is checked too, since each DNS look-up may return another one."""
-    monkeypatch.setenv("no_proxy", "*")
-    answers = iter(["127.0.0.1", "169.254.169.254"])
-    monkeypatch.setattr(
-        socket,
-        "getaddrinfo",
-        lambda *args, **kwargs: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(answers), 9))],
-    )
-    with pytest.raises(WrongInput, match="cannot be read .*an address of this machine's own network"):
-        read_label_file(f"{scheme}://innocent.example:9/x.csv", with_split=False)
 
 
 def test_local_label_file_may_have_two_colons_in_its_name(tmp_path: Path) -> None:
