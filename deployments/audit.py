@@ -1,7 +1,7 @@
 """Audit of every locked package against security advisories, by pip-audit.
 
-Known findings, and why each is accepted, are in .github/SECURITY.md. The jars of Spark and Delta and the packages of
-the operating system are not checked: pip-audit supports Python packages only.
+The jars of Spark and Delta and the packages of the operating system are not checked: pip-audit supports Python packages
+only.
 """
 
 import argparse
@@ -10,15 +10,21 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-KNOWN_FINDINGS = ROOT / ".github" / "SECURITY.md"
-KNOWN_ID = re.compile(r"\b(?:CVE-\d{4}-\d+|GHSA(?:-[0-9a-z]{4}){3}|PYSEC-\d{4}-\d+)\b")
 SOURCES = {"osv": "OSV (api.osv.dev)", "pypi": "PyPI (pypi.org)"}
+
+# petastorm needs `pkg_resources` of setuptools below 70, here 69.5.1.
+ACCEPTED = (
+    "CVE-2024-6345",  # in `package_index`, which downloads packages: nothing here calls it
+    "CVE-2025-47273",  # in `PackageIndex.download`: as above
+    "CVE-2026-59890",  # in the building of source distributions on macOS, which nothing here does
+)
+"""Findings that do not fail the audit. One is removed when its reason no longer applies."""
 
 NOTHING_NEW, FOUND, NOT_CHECKED = 0, 1, 2
 """Exit codes."""
@@ -35,14 +41,12 @@ class Verdict:
     Attributes:
         checked: Number of packages that were checked.
         skipped: Names of packages that were not checked.
-        known: Findings in the list of known findings, one line per finding.
-        new: All other findings, one line per finding.
+        found: Findings that are not accepted, one line per finding.
     """
 
     checked: int
     skipped: list[str]
-    known: list[str]
-    new: list[str]
+    found: list[str]
 
 
 def locked_packages() -> str:
@@ -56,19 +60,16 @@ def locked_packages() -> str:
     return f"{locked}\nhorovod=={horovod[1]}\n{uv[0]}\n"
 
 
-def known_findings(text: str) -> set[str]:
-    """Return the ids in the section "Known findings" of a Markdown text."""
-    section = text.partition("## Known findings")[2].partition("\n## ")[0]
-    return set(KNOWN_ID.findall(section))
-
-
-def run_pip_audit(requirements: str, source: str, url: str | None = None) -> dict[str, Any]:
+def run_pip_audit(
+    requirements: str, source: str, url: str | None = None, accepted: Iterable[str] = ACCEPTED
+) -> dict[str, Any]:
     """Return pip-audit's report on pinned requirements.
 
     Args:
         requirements: Lines of `name==version`.
         source: A key of SOURCES.
         url: Address of the OSV server; None for the public one.
+        accepted: Ids of findings that the report leaves out.
 
     Raises:
         SourceUnavailable: pip-audit printed no report.
@@ -78,6 +79,7 @@ def run_pip_audit(requirements: str, source: str, url: str | None = None) -> dic
         pinned.write_text(requirements)
         command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format", "json"]
         command += ["--progress-spinner", "off", "--vulnerability-service", source, "--requirement", str(pinned)]
+        command += [word for finding in accepted for word in ("--ignore-vuln", finding)]
         done = subprocess.run(
             [*command, *(["--osv-url", url] if url else [])], capture_output=True, text=True, check=False
         )
@@ -89,33 +91,30 @@ def run_pip_audit(requirements: str, source: str, url: str | None = None) -> dic
     return report
 
 
-def judge(report: dict[str, Any], known: set[str]) -> Verdict:
-    """Sort the findings of a report; skipped packages were not checked, whatever pip-audit's summary says."""
+def judge(report: dict[str, Any]) -> Verdict:
+    """List the findings of a report; skipped packages were not checked, whatever pip-audit's summary says."""
     packages = report["dependencies"]
-    lines: dict[bool, list[str]] = {True: [], False: []}
+    lines = []
     for package in packages:
         for found in package.get("vulns", ()):
-            ids = sorted([found["id"], *found["aliases"]])
             fixed = ", ".join(found["fix_versions"]) or "no version"
-            line = f"{package['name']} {package['version']}: {', '.join(ids)} (fixed in {fixed})"
-            lines[bool(known & set(ids))].append(line)
+            ids = ", ".join(sorted([found["id"], *found["aliases"]]))
+            lines.append(f"{package['name']} {package['version']}: {ids} (fixed in {fixed})")
     skipped = [package["name"] for package in packages if "skip_reason" in package]
-    return Verdict(len(packages) - len(skipped), skipped, known=lines[True], new=lines[False])
+    return Verdict(len(packages) - len(skipped), skipped, lines)
 
 
 def print_verdict(verdict: Verdict, source: str) -> int:
     """Print the result of an audit, and return the exit code."""
-    for line in verdict.known:
-        print(f"known: {line}")
-    for line in verdict.new:
+    for line in verdict.found:
         print(f"NEW: {line}")
     if verdict.skipped:
         print(f"audit: {len(verdict.skipped)} packages are unknown to {source}: {', '.join(verdict.skipped)}")
     print(
-        f"audit: {verdict.checked} packages checked against {source}: "
-        f"{len(verdict.new)} new findings, {len(verdict.known)} known findings (.github/SECURITY.md)"
+        f"audit: {verdict.checked} packages checked against {source}: {len(verdict.found)} new findings, "
+        f"{len(ACCEPTED)} are accepted (deployments/audit.py)"
     )
-    if verdict.new:
+    if verdict.found:
         return FOUND
     return NOT_CHECKED if verdict.skipped else NOTHING_NEW
 
@@ -126,16 +125,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--source", choices=sorted(SOURCES), help="query only this source")
     parser.add_argument("--osv-url", help="address of another server with OSV's interface")
     parser.add_argument("--requirements", type=Path, help="check these instead of the locked packages")
-    parser.add_argument("--known", type=Path, default=KNOWN_FINDINGS, help="Markdown file with the known findings")
+    parser.add_argument("--ignore-vuln", action="append", default=[*ACCEPTED], metavar="ID", help="accept this, too")
     parsed = parser.parse_args(arguments)
     try:
         requirements = parsed.requirements.read_text() if parsed.requirements else locked_packages()
     except FileNotFoundError as error:
         parser.error(f"'{error.filename}' was not found: run 'make audit', which has uv on its PATH")
-    known = known_findings(parsed.known.read_text())
     for source in [parsed.source] if parsed.source else SOURCES:
         try:
-            verdict = judge(run_pip_audit(requirements, source, parsed.osv_url), known)
+            verdict = judge(run_pip_audit(requirements, source, parsed.osv_url, parsed.ignore_vuln))
         except SourceUnavailable as error:
             print(f"audit: {SOURCES[source]} could not be reached: {error}", file=sys.stderr)
             continue

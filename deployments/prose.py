@@ -1,7 +1,8 @@
 """The prose check of `make lint`: plain technical English in docstrings, comments, messages and READMEs.
 
-It finds what a regular expression can find: words that the project's glossary replaces, docstrings that do not begin
-with a verb or a noun, and sentences that are too long. Each rule says what to write instead.
+It finds what a regular expression can find: words that the glossary replaces, docstrings of modules and classes
+that do not begin with a noun, and sentences that are too long. Each rule says what to write instead. Ruff holds that a
+function's docstring begins with a verb (D401).
 """
 
 import ast
@@ -63,14 +64,6 @@ VERBS = {
 }  # fmt: skip
 """First words that tell a module's or class's docstring which does not begin with a noun."""
 
-NOT_VERBS = {
-    "A", "All", "Also", "An", "And", "Any", "As", "Both", "By", "Each", "Even", "Every", "False", "For", "From",
-    "If", "In", "Into", "It", "Its", "No", "None", "Not", "Nothing", "Of", "On", "One", "Only", "So",
-    "Something", "That", "The", "There", "These", "This", "Those", "To", "True", "Two", "When", "While", "With",
-    "Without",
-}  # fmt: skip
-"""First words that tell a function's docstring which does not begin with a verb."""
-
 
 class Problem(NamedTuple):
     """A place in a text that breaks a rule."""
@@ -97,25 +90,13 @@ def _is_noun(node: Described) -> bool:
     return bool({"property", "cached_property"} & {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list})
 
 
-def _is_test(node: Described) -> bool:
-    """Return whether the docstring is a sentence on what holds: that of a test or a fixture."""
-    if isinstance(node, ast.Module | ast.ClassDef):
-        return False
-    return node.name.startswith("test_") or any("fixture" in ast.unparse(one) for one in node.decorator_list)
-
-
 def first_word_problem(node: Described, docstring: str) -> str | None:
     """Return what is wrong with the first word of a docstring, or None."""
     first = re.split(r"[\s,:;.']", docstring.strip().lstrip("`\"'"), maxsplit=1)[0]
     if first in FIRST_WORDS:
         return f"a docstring begins with '{first}': begin with a verb, or with a noun for a module or class"
-    if _is_test(node):
-        return None
-    if _is_noun(node):
-        return f"a module, class or property begins with '{first}': begin with a noun" if first in VERBS else None
-    third_person = re.fullmatch(r"[A-Z][a-z]+[^su]s", first) and first not in {"Bypass", "Process", "Pass", "Address"}
-    if first in NOT_VERBS or third_person:
-        return f"a function's docstring begins with '{first}': begin with a verb, as 'Return' or 'Raise'"
+    if _is_noun(node) and first in VERBS:
+        return f"a module, class or property begins with '{first}': begin with a noun"
     return None
 
 

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import sys
-from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -55,26 +54,6 @@ def imported_names(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names.add(node.module.split(".")[0])
     return names
-
-
-def imported_modules(file: Path, known: set[str]) -> set[str]:
-    """Return the modules of `known` that the file imports anywhere in it."""
-    named = set()
-    for node in ast.walk(ast.parse(file.read_text(), str(file))):
-        if isinstance(node, ast.Import):
-            named |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            # A name of a module, or a module of a package; a relative one is within the package of the file.
-            parent = f"{'.'.join(file.relative_to(ROOT).parts[:-1])}." if node.level else ""
-            named |= {f"{parent}{node.module}.{alias.name}" for alias in node.names}
-    return {
-        max((module for module in known if f"{name}.".startswith(f"{module}.")), key=len, default="") for name in named
-    } - {""}
-
-
-def package(module: str) -> str:
-    """Return the package of a module, such as `tasks.etl`; a module outside packages stands for itself."""
-    return ".".join(module.split(".")[:2]) if module.startswith("tasks.") else module.split(".", maxsplit=1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -177,34 +156,6 @@ def test_importing_starts_nothing(imported: dict[str, Any]) -> None:
         "mlflow_run": False,
         "children": [],
     }
-
-
-def test_packages_import_each_other_in_one_direction_only() -> None:
-    """Not even through other files: what a package stands on can be read without it. The same holds for modules."""
-    files = {module_name(file): file for file in sources("flows", "tasks", "deployments")}
-    modules = {name: imported_modules(file, set(files)) - {name} for name, file in files.items()}
-    packages: dict[str, set[str]] = {}
-    for name, others in modules.items():
-        packages.setdefault(package(name), set()).update(package(other) for other in others)
-    for arrows in (packages, modules):
-        assert sum(len(others) for others in arrows.values()) > len(arrows)
-        TopologicalSorter({name: others - {name} for name, others in arrows.items()}).prepare()
-
-
-def test_only_flows_and_tasks_import_prefect() -> None:
-    """The plain functions work in a notebook, a rank and an executor without Prefect."""
-    importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "prefect" in imported_names(file)}
-
-    assert importers
-    assert {path for path in importers if not path.startswith("flows/") and not path.endswith("/task.py")} == set()
-
-
-def test_only_tracking_knows_mlflow() -> None:
-    """One package has MLflow's API in it."""
-    importers = {file.relative_to(ROOT).as_posix() for file in sources(*CODE) if "mlflow" in imported_names(file)}
-
-    assert importers
-    assert {path for path in importers if not path.startswith("tasks/tracking/")} == set()
 
 
 def test_fluent_api_of_mlflow_is_not_used() -> None:

@@ -26,8 +26,6 @@ def test_docstrings_comments_messages_and_readmes_are_plain_english() -> None:
     [
         ('"""What a step has."""\n', "begins with 'What'"),
         ('"""Keep the tables small."""\n', "a module, class or property begins with 'Keep'"),
-        ('"""Tables."""\n\ndef f():\n    """The tables."""\n', "a function's docstring begins with 'The'"),
-        ('"""Tables."""\n\ndef f():\n    """Returns the tables."""\n', "a function's docstring begins with 'Returns'"),
         ("# Every picture once.\n", "write image"),
         ("x = 1  # one line a file\n", "write per epoch, per step, per rank"),
         ('x = "the training goes on"\n', "write resume, continue"),

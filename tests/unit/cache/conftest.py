@@ -12,5 +12,5 @@ ROWS = 23
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
-    """A cache of 23 rows in four files."""
+    """Return a cache of 23 rows in four files."""
     return make_cache({"train": ROWS})

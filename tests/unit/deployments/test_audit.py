@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.audit import FOUND, KNOWN_FINDINGS, NOT_CHECKED, NOTHING_NEW, judge, known_findings, main
+from deployments.audit import FOUND, NOT_CHECKED, NOTHING_NEW, judge, main
 from tests.builders.processes import free_port
 
 FINDING = {
@@ -50,26 +50,24 @@ def osv() -> Iterator[str]:
     server.server_close()
 
 
-def audit(folder: Path, requirements: str, url: str, known: str = "") -> int:
-    """Audit the requirements, with the known findings in `known`, and return the exit code."""
+def audit(folder: Path, requirements: str, url: str, *arguments: str) -> int:
+    """Audit the requirements, and return the exit code."""
     (folder / "requirements.txt").write_text(requirements)
-    (folder / "SECURITY.md").write_text(known)
-    files = ["--requirements", str(folder / "requirements.txt"), "--known", str(folder / "SECURITY.md")]
-    return main(["--source", "osv", "--osv-url", url, *files])
+    file = ["--requirements", str(folder / "requirements.txt")]
+    return main(["--source", "osv", "--osv-url", url, *file, *arguments])
 
 
-def test_finding_fails_the_audit_unless_it_is_known(
+def test_finding_fails_the_audit_unless_it_is_accepted(
     tmp_path: Path, osv: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A finding is known by any of its ids, and only in the section of known findings."""
+    """A finding is accepted by any of its ids."""
     both = "careless==1.0\nsound==1.0\n"
     assert audit(tmp_path, both, osv) == FOUND
     printed = capsys.readouterr().out
     assert "NEW: careless 1.0: CVE-2026-1234, GHSA-aaaa-bbbb-cccc (fixed in 2.0)" in printed
-    assert "2 packages checked against OSV (api.osv.dev): 1 new findings, 0 known findings" in printed
-    assert audit(tmp_path, both, osv, "# CVE-2026-1234\n## Known findings\n| none |\n## More\nCVE-2026-1234") == FOUND
-    assert audit(tmp_path, both, osv, "## Known findings\n| CVE-2026-1234 | careless | Never called. |") == NOTHING_NEW
-    assert "known: careless 1.0" in capsys.readouterr().out
+    assert "2 packages checked against OSV (api.osv.dev): 1 new findings" in printed
+    for known, expected in (("CVE-2026-1234", NOTHING_NEW), ("GHSA-aaaa-bbbb-cccc", NOTHING_NEW), ("CVE-1", FOUND)):
+        assert audit(tmp_path, both, osv, "--ignore-vuln", known) == expected
     assert audit(tmp_path, "sound==1.0\n", osv) == NOTHING_NEW
 
 
@@ -85,20 +83,5 @@ def test_unavailable_source_fails_the_audit(tmp_path: Path, capsys: pytest.Captu
 def test_skipped_package_is_not_counted_as_checked() -> None:
     """For such a package, pip-audit itself prints "No known vulnerabilities found"."""
     skipped = {"name": "unheard-of", "skip_reason": "Dependency not found on PyPI"}
-    verdict = judge({"dependencies": [skipped, {"name": "sound", "version": "1.0", "vulns": []}]}, set())
-    assert (verdict.checked, verdict.skipped, verdict.new) == (1, ["unheard-of"], [])
-
-
-def test_every_known_finding_names_its_package_and_its_reason() -> None:
-    """Every row of the list has a package with a valid id, and a reason of more than five words."""
-    text = KNOWN_FINDINGS.read_text()
-    assert "CVE-2024-6345" in known_findings(text)
-    section = text.partition("## Known findings")[2]
-    rows = [
-        row.strip("|").split("|") for row in section.splitlines() if row.startswith("| ") and "finding" not in row[:12]
-    ]
-    assert rows
-    for row in rows:
-        assert len(row) == 3
-        assert known_findings(f"## Known findings\n{row[0]}")
-        assert len(row[2].split()) > 5, row
+    verdict = judge({"dependencies": [skipped, {"name": "sound", "version": "1.0", "vulns": []}]})
+    assert (verdict.checked, verdict.skipped, verdict.found) == (1, ["unheard-of"], [])

@@ -17,7 +17,7 @@ SECRET = "five words that nobody guesses"  # noqa: S105  # of the test
 
 @pytest.fixture
 def place() -> Iterator[Rendezvous]:
-    """The rendezvous of a rank with a running server."""
+    """Return the rendezvous of a rank with a running server."""
     with serve("127.0.0.1", SECRET) as port:
         yield Rendezvous(0, 2, 0, 2, "127.0.0.1", port, SECRET)
 

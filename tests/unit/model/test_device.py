@@ -12,7 +12,7 @@ from tasks.model.device import make_deterministic, processor_name
 
 @pytest.fixture
 def torch_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Flags of torch, recorded instead of set."""
+    """Return flags of torch, recorded instead of set."""
     found: dict[str, Any] = {}
 
     class Recorder:

@@ -47,7 +47,7 @@ def new_classifier(model: str = MODEL) -> Classifier:
 
 @pytest.fixture(scope="module")
 def model() -> ImageClassifier:
-    """A classifier as after a training run, with non-default batch norm statistics."""
+    """Return a classifier as after a training run, with non-default batch norm statistics."""
     classifier = new_classifier().train()
     with torch.no_grad():
         classifier(torch.from_numpy(np.stack([decode_pixels(image(number), SIDE) for number in range(8)])))

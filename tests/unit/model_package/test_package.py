@@ -42,7 +42,7 @@ class WriteFile:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A valid package of an untrained model."""
+    """Return a valid package of an untrained model."""
     state = build_classifier(MODEL, "none", 2, freeze_backbone=False).state_dict()
     save_classifier(tmp_path / "package", MODEL, state, ("ant", "bee"), 32)
     assert ImageClassifier.load(tmp_path / "package").classes == ("ant", "bee")

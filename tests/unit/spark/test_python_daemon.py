@@ -11,7 +11,7 @@ from tasks.spark.python_daemon import leave_out_archives
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder in which PySpark is installed, with its own archive."""
+    """Return a folder in which PySpark is installed, with its own archive."""
     library = tmp_path / "site-packages" / "pyspark" / "python" / "lib"
     library.mkdir(parents=True)
     (tmp_path / "site-packages" / "pyspark" / "__init__.py").touch()

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
-    """A cache of noise of 32x32 pixels."""
+    """Return a cache of noise of 32x32 pixels."""
     return make_cache({TRAIN: ROWS, VAL: 9}, image_size=32)
 
 

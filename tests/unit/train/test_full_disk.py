@@ -57,7 +57,7 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 @pytest.fixture
 def limit_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """A function that limits the disk to the given number of free bytes."""
+    """Return a function that limits the disk to the given number of free bytes."""
 
     def limit(room: int, code: int = errno.ENOSPC) -> None:
         disk = SmallDisk(room, code)

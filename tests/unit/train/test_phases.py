@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
-    """A cache of noise of 32x32 pixels, with balanced classes."""
+    """Return a cache of noise of 32x32 pixels, with balanced classes."""
     return make_cache(ROWS, image_size=32)
 
 

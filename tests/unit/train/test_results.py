@@ -22,7 +22,7 @@ TRIAL, REPEAT = {"lakevision.trial": "3"}, {"lakevision.repeat_of": "abc"}
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
-    """A cache of noise."""
+    """Return a cache of noise."""
     return make_cache({"train": 9, "val": 3, "test": 12})
 
 

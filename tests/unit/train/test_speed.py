@@ -32,13 +32,13 @@ class TwoRanks(SingleProcess):
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
-    """A cache of noise of 32x32 pixels."""
+    """Return a cache of noise of 32x32 pixels."""
     return make_cache({"train": 45, "val": 3, "test": 3}, image_size=32)
 
 
 @pytest.fixture
 def prepare_training(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., TrainingContext]]:
-    """A function that prepares a run up to its first phase; afterwards the number of threads is restored."""
+    """Return a function that prepares a run up to its first phase; afterwards the number of threads is restored."""
     before = torch.get_num_threads()
 
     def prepare_context(reducer: SingleProcess | None = None, **settings: object) -> TrainingContext:
