@@ -10,6 +10,7 @@ from tasks.etl.ingest import ingest_images
 from tasks.refs import EtlReport
 from tasks.storage import Storage
 from tasks.tables import snapshots
+from tests.builders.delta_rows import newest_rows
 
 SETTINGS = {"val_fraction": 0.2, "test_fraction": 0.2}
 
@@ -26,13 +27,13 @@ def ingest(source: Path, storage: Storage, **settings) -> EtlReport:
 
 def ledger(spark: SparkSession, storage: Storage) -> dict[str, tuple[str, str | None]]:
     """Return outcome and reason by path."""
-    rows = spark.read.format("delta").load(storage.table("files")).collect()
+    rows = newest_rows(spark, storage.table("files"), "path", "outcome", "reason")
     return {row["path"]: (row["outcome"], row["reason"]) for row in rows}
 
 
 def stored(spark: SparkSession, storage: Storage) -> dict[str, str]:
     """Return label by sha256 of the table images."""
-    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "label").collect()
+    rows = newest_rows(spark, storage.table("images"), "sha256", "label")
     return {row["sha256"]: row["label"] for row in rows}
 
 

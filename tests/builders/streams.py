@@ -2,18 +2,24 @@
 
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+import deltalake
+import pyarrow as pa
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
 from tasks.refs import StreamReport
+from tasks.registry.promote import promote_best
 from tasks.storage import Storage
 from tasks.stream.counts import ShowProgress
 from tasks.stream.predict import predict_stream
+from tests.builders.delta_rows import delta_rows
+from tests.builders.untrained_model import log_run
 
 STREAM_SETTINGS = frozenset(StreamConfig.model_fields)
+
+IMAGES = pa.schema([("sha256", pa.string()), ("content", pa.binary()), ("label", pa.string())])
 
 
 def stream(
@@ -32,17 +38,20 @@ def stream(
     )
 
 
-def create_images(spark: SparkSession, path: str, rows: list[tuple[str, bytes, str]]) -> None:
-    """Create a table of images with a change data feed, of sha256, content and label."""
-    frame = spark.createDataFrame(rows, "sha256 string, content binary, label string")
-    frame.write.format("delta").option("delta.enableChangeDataFeed", "true").save(path)
+def promote(storage, tmp_path, seed=1, model_name=None):
+    """Return the champion after the promotion of a run that is better than those with a lower seed."""
+    run = log_run(storage, tmp_path, seed=seed, accuracy=0.5 + seed / 100)
+    return promote_best([run], PromoteConfig(model_name=model_name), storage).champion
 
 
-def append_images(spark: SparkSession, path: str, rows: list[tuple[str, bytes, str]]) -> None:
-    """Append images in one commit."""
-    spark.createDataFrame(rows, "sha256 string, content binary, label string").write.format("delta").mode(
-        "append"
-    ).save(path)
+def commit_images(path: str, rows: list[tuple[str | None, bytes, str]]) -> None:
+    """Append images in one commit and one file, without Spark; create the table if it is missing.
+
+    A commit by Spark costs a second of CPU time.
+    """
+    columns = [pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), IMAGES, strict=True)]
+    feed = {"delta.enableChangeDataFeed": "true"}
+    deltalake.write_deltalake(path, pa.table(columns, schema=IMAGES), mode="append", configuration=feed)
 
 
 def photos_of(source: Path) -> list[tuple[str, bytes, str]]:
@@ -53,7 +62,7 @@ def photos_of(source: Path) -> list[tuple[str, bytes, str]]:
     ]
 
 
-def predicted(spark: SparkSession, path: str) -> list[tuple[str, int]]:
+def keys_of(path: str) -> list[tuple[str, int]]:
     """Return sha256 and model version of all predictions, sorted."""
-    rows = spark.read.format("delta").load(path).select("sha256", "model_version").collect()
+    rows = delta_rows(deltalake.DeltaTable(path), "sha256", "model_version").to_pylist()
     return sorted((row["sha256"], row["model_version"]) for row in rows)

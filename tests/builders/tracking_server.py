@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from tests.builders.processes import free_port, plain_environment
 
 START_SECONDS = 90.0
@@ -19,8 +21,13 @@ class TrackingServer:
     """MLflow on a database file, which serves artifacts, in a process group of its own."""
 
     def __init__(self, database: str, log: Path) -> None:
-        self._database, self._log, self._port = database, log, free_port()
+        self._log, self._port = log, free_port()
         self.url = f"http://127.0.0.1:{self._port}"
+        address = ["--host", "127.0.0.1", "--port", str(self._port), "--workers", "1"]
+        stored = ["--backend-store-uri", database, "--artifacts-destination", str(log.with_name("served"))]
+        self._command = [sys.executable, "-m", "mlflow", "server", *address, *stored]
+        # Each start would start nine processes for jobs on traces and prompts, which no run has.
+        self._environment = plain_environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
         self._running: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -37,22 +44,20 @@ class TrackingServer:
 
     def start(self) -> None:
         """Start the server, and wait until it accepts connections."""
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self._database]
-        command += ["--artifacts-destination", str(self._log.with_name("served"))]
         with self._log.open("ab") as log:
             self._running = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(self._port), "--workers", "1"],
-                stdout=log,
-                stderr=log,
-                env=plain_environment(),
-                start_new_session=True,
+                self._command, stdout=log, stderr=log, env=self._environment, start_new_session=True
             )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=5):
-                return
+                break
             time.sleep(0.2)
-        raise RuntimeError(self._log.read_text())
+        else:
+            raise RuntimeError(self._log.read_text())
+        # MLflow's command takes seconds, and only starts the process that serves: later starts do without it.
+        for serving in psutil.Process(self._running.pid).children():
+            self._command, self._environment = serving.cmdline(), serving.environ()
 
     def kill(self) -> None:
         """Kill the server with SIGKILL, if it is running, and wait until it accepts no more connections."""

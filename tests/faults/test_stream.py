@@ -12,7 +12,7 @@ from tasks.spark.session import spark_session
 from tests.builders.etl_and_cache import SPARK, make_storage
 from tests.builders.killed_runs import leftovers
 from tests.builders.killed_streams import MODEL, batches, cancel_in_batch, kill_in_batch
-from tests.builders.streams import append_images, create_images, photos_of, predicted, stream
+from tests.builders.streams import commit_images, keys_of, photos_of, stream
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
 
@@ -27,10 +27,9 @@ def test_every_image_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_p
     images, path = photos_of(tmp_path / "source"), storage.table("own")
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     promote_best([run], PromoteConfig(model_name=MODEL), storage)
-    with spark_session(SPARK, storage) as spark:
-        create_images(spark, path, images[:10])
-        for begin in range(10, 120, 2):
-            append_images(spark, path, images[begin : begin + 2])
+    commit_images(path, images[:10])
+    for begin in range(10, 120, 2):
+        commit_images(path, images[begin : begin + 2])
     killed = 0
     for attempt in range(NUM_KILLS):
         seconds = draw.uniform(0, 12)  # The first batch of a process takes several seconds, the later ones one.
@@ -40,12 +39,10 @@ def test_every_image_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_p
         last = ended.output.splitlines()[-1] if ended.output else "none"
         print(f"kill {attempt}, {seconds:.2f} s into a batch: {was_running}, batches {batches(storage)}; last: {last}")
         if attempt % 5 == 4:
-            with spark_session(SPARK, storage) as spark:
-                begin = 120 + 10 * attempt
-                append_images(spark, path, images[begin - 40 : begin + 10])
+            begin = 120 + 10 * attempt
+            commit_images(path, images[begin - 40 : begin + 10])
     assert killed >= NUM_KILLS // 2
-    with spark_session(SPARK, storage) as spark:
-        append_images(spark, path, images[280:300])
+    commit_images(path, images[280:300])
     cancelled = cancel_in_batch(storage, path, least=batches(storage)[0] + 1)
     # Python ends itself by SIGINT after KeyboardInterrupt; with 1 if the JVM, which got the signal too, ended first.
     assert cancelled.returncode in {1, -signal.SIGINT}, cancelled.output
@@ -53,7 +50,7 @@ def test_every_image_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_p
     assert "KeyboardInterrupt" in cancelled.output
     with spark_session(SPARK, storage) as spark:
         report = stream(storage, MODEL, table=path)
-        rows = predicted(spark, storage.table("predictions"))
+        rows = keys_of(storage.table("predictions"))
         known = {row["sha256"] for row in spark.read.format("delta").load(path).select("sha256").collect()}
         print(f"the last run predicted {report.predicted} of {len(known)} images")
     assert rows == sorted((name, 1) for name in known)
@@ -81,7 +78,7 @@ def test_every_file_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_pa
     assert killed >= NUM_KILLS_OF_FILES // 2
     with spark_session(SPARK, storage) as spark:
         report = stream(storage, MODEL, source=str(source))
-        keys = predicted(spark, storage.table("predictions"))
+        keys = keys_of(storage.table("predictions"))
         rows = spark.read.format("delta").load(storage.table("inputs")).collect()
         print(f"the last run predicted {report.predicted} images")
     files = {str(file.relative_to(source)): file.read_bytes() for file in source.rglob("*.png")}

@@ -23,6 +23,7 @@ from deployments.login import auth_file, authorization
 from tasks.refs import ModelRef
 from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
 from tests.builders.homes import home_with_tracking
+from tests.builders.prefect_databases import copy_prefect_database
 from tests.builders.processes import plain_environment, run_python, server_errors
 from tests.builders.stack import Up, running_up
 from tests.builders.tracked_homes import CARD, log_champion
@@ -39,8 +40,9 @@ def champion(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def up(champion: tuple[Path, ModelRef]) -> Iterator[Up]:
+def up(champion: tuple[Path, ModelRef], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """Run `make up` until the last test, then check for leaks of the login and for errors in the server's log."""
+    copy_prefect_database(champion[0], tmp_path_factory)
     with running_up(champion[0]) as started:
         yield started
         check_for_leaks(started)
@@ -279,19 +281,22 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.schedules import IntervalSchedule
 deployment = UUID("{deployment}")
-of_deployment = FlowRunFilter.model_validate({{"deployment_id": {{"any_": [deployment]}}}})
+wanted = {{"deployment_id": {{"any_": [deployment]}}}}
+of_deployment = FlowRunFilter.model_validate(wanted)
+# The server schedules an hour of runs, and would send all of them with each answer.
+begun = FlowRunFilter.model_validate(wanted | {{"state": {{"type": {{"not_any_": ["SCHEDULED", "PENDING"]}}}}}})
 with get_client(sync_client=True) as client:
     made, = client.create_deployment_schedules(deployment, [(IntervalSchedule(interval=timedelta(minutes=1)), True)])
-    def runs():
-        return [run for run in client.read_flow_runs(flow_run_filter=of_deployment) if run.auto_scheduled]
-    while not (upcoming := runs()):
+    def runs(wanted):
+        return [run for run in client.read_flow_runs(flow_run_filter=wanted) if run.auto_scheduled]
+    while not (upcoming := runs(of_deployment)):
         time.sleep(0.5)
     print("upcoming", upcoming[0].state.type.value)
-    while not any(run.start_time for run in runs()):
-        time.sleep(0.5)
+    while not any(run.start_time for run in runs(begun)):
+        time.sleep(1)
     client.delete_deployment_schedule(deployment, made.id)
-    while not (ended := [run for run in runs() if run.start_time and run.state.is_final()]):
-        time.sleep(0.5)
+    while not (ended := [run for run in runs(begun) if run.start_time and run.state.is_final()]):
+        time.sleep(1)
     print("ended", ended[0].state.type.value)
 """
     environment = plain_environment(

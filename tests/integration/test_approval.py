@@ -22,6 +22,8 @@ from tasks.registry.promote import promote_best
 from tasks.storage import Storage, resolve_storage
 from tasks.tables.snapshots import latest
 from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
+from tests.builders.homes import home_with_tracking
+from tests.builders.prefect_databases import copy_prefect_database
 from tests.builders.stack import Up, running_up
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
@@ -31,9 +33,12 @@ ANY_FIGURES = {"model_name": NAME, "min_accuracy_gain": -1.0, "max_recall_drop":
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def up(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> Iterator[Up]:
     """Run `make up` until the last test."""
-    with running_up(tmp_path_factory.mktemp("up") / "home") as started:
+    home = tmp_path_factory.mktemp("up") / "home"
+    home_with_tracking(home, empty_tracking)
+    copy_prefect_database(home, tmp_path_factory)
+    with running_up(home) as started:
         yield started
 
 
@@ -115,8 +120,8 @@ def test_answer_and_time_limit_decide(up: Up, runs: list[RunRef]) -> None:
 @pytest.mark.timeout(900)
 def test_user_approves_in_the_form(up: Up, runs: list[RunRef], tmp_path: Path) -> None:
     """It shows the figures of both models; the champion changes after the answer and not before."""
-    flow_run = submit(up, runs[1])
-    with chromium(height=1600) as page:
+    with chromium(height=1600) as page:  # before the run is submitted, which nothing would end without a browser
+        flow_run = submit(up, runs[1])
         wait = WebDriverWait(page, WAIT_SECONDS)
         wait_for(up, flow_run, "Suspended")
         assert champion(up) == 1

@@ -1,5 +1,6 @@
 """The cache, built by Spark and read by petastorm."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +21,28 @@ from tasks.etl.ingest import ingest_images
 from tasks.model_package.decode import decode_pixels
 from tasks.storage import resolve_storage
 from tasks.tables.snapshots import latest, read_version
+from tests.conftest import write_images
 
 ETL = {"val_fraction": 0.2, "test_fraction": 0.2}
 
 
-@pytest.fixture
-def images(spark, source, storage):
-    """Return a version of a table with 60 colour images and 2 grayscale images."""
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, spark) -> tuple[Path, str]:
+    """Return a source of 60 colour images and 2 grayscale images, and the tables that ETL made of it."""
+    folder = tmp_path_factory.mktemp("prepared")
+    source, storage = folder / "source", resolve_storage(StorageConfig(home=str(folder / "home")))
+    write_images(source, 20)
     for number in (0, 1):
         Image.new("L", (40, 17 + number), 90).save(source / "red" / f"gray{number}.png")
-    return ingest_images(EtlConfig(source=str(source), **ETL), storage, SparkConfig()).images
+    ingest_images(EtlConfig(source=str(source), **ETL), storage, SparkConfig())
+    return source, storage.tables
+
+
+@pytest.fixture
+def images(spark, prepared, storage):
+    """Return a version of a table with 62 images, which a test may change."""
+    shutil.copytree(prepared[1], storage.tables)
+    return latest(spark, storage.table("images"))
 
 
 def build(images, storage, **settings):
@@ -93,8 +106,9 @@ def other_table(source, storage, name, **settings):
     return ingest_images(EtlConfig(source=str(source), **ETL, **settings), other, SparkConfig()).images
 
 
-def test_cache_of_another_table_is_shared_only_if_its_stored_bytes_are_the_same(spark, source, images, storage):
+def test_cache_of_another_table_is_shared_only_if_its_stored_bytes_are_the_same(spark, prepared, images, storage):
     """Images stored with 16 pixels are not taken for the originals; each cache names the table that asked for it."""
+    source = prepared[0]
     small = other_table(source, storage, "small", stored_side=16)
     first, _ = build(small, storage, image_size=48)
     # As an older release has left it, which did not record what the bytes are.

@@ -1,11 +1,17 @@
 """User errors on the command line: one sentence, no traceback, and nothing is started."""
 
+import json
 import socket
+import sqlite3
 import subprocess
+from contextlib import closing
+from pathlib import Path
 
 import filelock
 import pytest
 
+from tests.builders.homes import home_with_tracking
+from tests.builders.prefect_databases import copy_prefect_database
 from tests.builders.processes import free_port, plain_environment, run_python
 
 
@@ -37,49 +43,89 @@ def test_port_in_use_is_a_one_sentence_error():
     assert "Traceback" not in completed.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--etl.source", "/nowhere"], "source is '/nowhere', which does not exist"),
-        (["--cache.image_size", "2000"], "cache.image_size is '2000': input should be less than or equal to 1024"),
-        (["--distributed.num_ranks", "0"], "distributed.num_ranks is '0': input should be greater than or equal to 1"),
-        (
-            ["--train.model", "resnet19", "--train.weights", "none", "--train.freeze_backbone", "false"],
-            "is not a torchvision classifier",
-        ),
-    ],
-)
-def test_user_error_on_the_command_line_is_one_sentence_without_a_traceback(tmp_path, arguments, message):
+SENTENCE = "python -m flows.pipeline: "
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, empty_tracking):
+    """Return a home whose databases are empty and need no migrations."""
+    folder = tmp_path_factory.mktemp("command-line") / "home"
+    home_with_tracking(folder, empty_tracking)
+    copy_prefect_database(folder, tmp_path_factory, "temporary.db")
+    return folder
+
+
+def num_flow_runs(home: Path) -> int:
+    """Return the number of flow runs in the database of the home's temporary server."""
+    with closing(sqlite3.connect(home / "prefect" / "temporary.db")) as database:
+        return int(database.execute("SELECT count(*) FROM flow_run").fetchone()[0])
+
+
+def test_user_error_on_the_command_line_is_one_sentence_without_a_traceback(tmp_path, home):
     """The exit status is 2, and the traceback is in the log file only."""
-    folders = {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
-    completed = run_module("flows.pipeline", *arguments, **folders)
+    folders = {"LAKEVISION_HOME": str(home), "PREFECT_HOME": str(tmp_path / "prefect")}
+    before = num_flow_runs(home)
+    completed = run_module("flows.pipeline", "--etl.source", "/nowhere", **folders)
     assert completed.returncode == 2
-    sentences = [line for line in completed.stderr.splitlines() if line.startswith("python -m flows.pipeline: ")]
+    sentences = [line for line in completed.stderr.splitlines() if line.startswith(SENTENCE)]
     assert len(sentences) == 1
-    assert message in sentences[0]
+    assert "source is '/nowhere', which does not exist" in sentences[0]
     assert "Traceback" not in completed.stdout + completed.stderr
+    assert "Beginning flow run" in completed.stdout + completed.stderr
     # The database of the temporary server is in the home.
     assert not (tmp_path / "prefect" / "prefect.db").exists()
-    assert (tmp_path / "home" / "prefect" / "temporary.db").exists() == (
-        "Beginning flow run" in completed.stdout + completed.stderr
-    )
+    assert num_flow_runs(home) == before + 1
 
 
-def test_fewer_images_than_a_step_needs_is_an_error_before_any_image_is_read(tmp_path):
-    """Files are counted without reading: none of these is a valid image."""
+ONE_AFTER_THE_OTHER = """
+import json, runpy, sys
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        runpy.run_module("flows.pipeline", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        sys.stdout.flush()
+        print("ended with", ended.code, file=sys.stderr, flush=True)
+"""
+"""The command, once for each list of options in one process, whose imports and temporary server take seconds."""
+
+
+def test_every_user_error_is_one_sentence_without_a_traceback(tmp_path, home):
+    """Settings are checked before a flow run begins, and files are counted without reading: none is a valid image."""
+    photos = tmp_path / "photos"
     for number in range(60):
-        file = tmp_path / "photos" / f"class {number % 2}" / f"{number}.jpg"
+        file = photos / f"class {number % 2}" / f"{number}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    folders = {"LAKEVISION_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
-    options = ["--weights", "none", "--freeze_backbone", "false", "--train_on", "both"]
-    completed = run_module("flows.pipeline", "--source", str(tmp_path / "photos"), *options, **folders)
-    assert completed.returncode == 2
-    assert (
-        "python -m flows.pipeline: train.batch_size is 32 on each of 2 ranks, but the source has 60 images, fewer than "
-        "one step takes: give at most 30, or 3 for 10 steps per epoch"
-    ) in completed.stderr
-    assert not (tmp_path / "home" / "tables" / "images").exists()
+    untrained = ["--train.weights", "none", "--train.freeze_backbone", "false"]
+    both = ["--source", str(photos), "--weights", "none", "--freeze_backbone", "false", "--train_on", "both"]
+    errors = [
+        (["--cache.image_size", "2000"], "cache.image_size is '2000': input should be less than or equal to 1024"),
+        (["--distributed.num_ranks", "0"], "distributed.num_ranks is '0': input should be greater than or equal to 1"),
+        (["--train.model", "resnet19", *untrained], "is not a torchvision classifier"),
+        (
+            both,
+            "train.batch_size is 32 on each of 2 ranks, but the source has 60 images, fewer than one step takes: give "
+            "at most 30, or 3 for 10 steps per epoch",
+        ),
+    ]
+    before = num_flow_runs(home)
+    environment = plain_environment(LAKEVISION_HOME=str(home), PREFECT_HOME=str(tmp_path / "prefect"))
+    calls = json.dumps([arguments for arguments, _message in errors])
+    done = run_python("-c", ONE_AFTER_THE_OTHER, calls, environment=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    printed, endings = done.stderr, []
+    for _arguments, message in errors:
+        own, _, rest = printed.partition("ended with ")
+        ending, _, printed = rest.partition("\n")
+        (sentence,) = [line for line in own.splitlines() if line.startswith(SENTENCE)]
+        assert message in sentence
+        endings.append((ending, "Beginning flow run" in own))
+    assert endings == [("2", False), ("2", False), ("2", True), ("2", True)]
+    assert num_flow_runs(home) == before + 2
+    assert not (tmp_path / "prefect" / "prefect.db").exists()
+    assert not (home / "tables" / "images").exists()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tasks.etl.outcomes import Comparison
 from tasks.tables import delta, direct_commits, parts, snapshots
 from tasks.tables.committing import TableChanged
 from tests.builders import etl_tables
+from tests.builders.delta_rows import data_files, delta_rows, newest_rows
 from tests.builders.etl_tables import ledger, stored, versions
 from tests.conftest import write_images
 
@@ -31,10 +32,9 @@ def files_on_disk(storage, table: str = "images") -> set[str]:
     return {path.name for path in Path(storage.table(table)).glob("*.parquet")}
 
 
-def files_in_version(spark, storage, table: str = "images") -> set[str]:
+def files_in_version(storage, table: str = "images") -> set[str]:
     """Return the names of the data files in the newest version of the table."""
-    files = spark.read.format("delta").load(storage.table(table)).inputFiles()
-    return {file.rsplit("/", 1)[-1] for file in files}
+    return {path.name for path in data_files(storage.table(table))}
 
 
 def unfinished_markers(storage) -> list[Path]:
@@ -46,7 +46,7 @@ def test_files_written_by_workers_are_the_table(spark, source, storage):
     """One commit adds a part per task with its number of rows, and the folder has no other files."""
     etl_tables.ingest(source, storage)
     assert len(files_on_disk(storage)) == 8
-    assert files_on_disk(storage) == files_in_version(spark, storage)
+    assert files_on_disk(storage) == files_in_version(storage)
     assert unfinished_markers(storage) == []
     counts = spark.read.format("delta").load(storage.table("images")).groupBy("_metadata.file_name").count().collect()
     assert sum(row["count"] for row in counts) == 60
@@ -62,7 +62,7 @@ def test_new_images_are_appended_and_existing_files_unchanged(spark, source, sto
     before = files_on_disk(storage)
     write_images(source, per_class=2, first=100)
     etl_tables.ingest(source, storage)
-    assert before < files_on_disk(storage) == files_in_version(spark, storage)
+    assert before < files_on_disk(storage) == files_in_version(storage)
     assert len(stored(spark, storage)) == 66
     assert snapshots.read_version(spark, first).count() == 60
 
@@ -75,10 +75,10 @@ def test_duplicates_and_conflicts_in_other_parts_are_not_in_the_table(spark, sou
         shutil.copy(source / "green" / f"{number:03}.png", source / "blue" / f"green-{number}.png")
     report = etl_tables.ingest(source, storage, max_bad_fraction=0.5)
     assert (report.stored, report.duplicates, report.quarantined) == (58, 20, 4)
-    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "label").collect()
+    rows = newest_rows(spark, storage.table("images"), "sha256", "label")
     assert Counter(row["label"] for row in rows) == {"red": 20, "green": 18, "blue": 20}
     assert len({row["sha256"] for row in rows}) == 58
-    assert files_on_disk(storage) == files_in_version(spark, storage)
+    assert files_on_disk(storage) == files_in_version(storage)
     # Delta counts rows from its log without reading files: both must agree.
     assert spark.read.format("delta").load(storage.table("images")).count() == 58
 
@@ -100,15 +100,22 @@ def sha256_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def change_feed(spark, storage, first: int, last: int) -> dict[str, set[tuple[str, str]]]:
-    """Return sha256 and label per change type in the change data feed of some commits, and check all contents."""
+def change_feed(spark, storage, first: int, last: int) -> dict[int, dict[str, set[tuple[str, str]]]]:
+    """Return sha256 and label per commit and change type in the change data feed, and check all contents."""
     read = spark.read.format("delta").option("readChangeFeed", "true")
     rows = read.option("startingVersion", first).option("endingVersion", last).load(storage.table("images"))
-    found: dict[str, set[tuple[str, str]]] = {}
+    found: dict[int, dict[str, set[tuple[str, str]]]] = {}
     for row in rows.collect():
         assert hashlib.sha256(row["content"]).hexdigest() == row["sha256"]
-        found.setdefault(row["_change_type"], set()).add((row["sha256"], row["label"]))
+        of_commit = found.setdefault(row["_commit_version"], {})
+        of_commit.setdefault(row["_change_type"], set()).add((row["sha256"], row["label"]))
     return found
+
+
+def of_all_commits(feed: dict[int, dict[str, set[tuple[str, str]]]]) -> dict[str, set[tuple[str, str]]]:
+    """Return sha256 and label per change type, of all commits of a change data feed."""
+    kinds = {kind for of_commit in feed.values() for kind in of_commit}
+    return {kind: {row for of_commit in feed.values() for row in of_commit.get(kind, ())} for kind in kinds}
 
 
 @pytest.mark.parametrize("mode", ["by the driver", "by Spark", "newer features"])
@@ -137,10 +144,10 @@ def test_deletions_rewrite_their_files_and_insertions_are_appended(spark, source
     commits = [Path(storage.table("images"), "_delta_log", f"{newer + number:020}.json") for number in (1, 2)]
     # The action's key, since the random ids of a commit may have these letters.
     assert ['{"cdc":' in commit.read_text() for commit in commits] == [True, False]
-    appended = change_feed(spark, storage, 2 + newer, 2 + newer)
+    feed = change_feed(spark, storage, 1 + newer, 2 + newer)
+    appended, changes = feed[2 + newer], of_all_commits(feed)
     assert set(appended) == {"insert"}
     assert appended["insert"] <= new
-    changes = change_feed(spark, storage, 1 + newer, 2 + newer)
     # A MERGE calls what moves an update.
     gone, added = ("delete", "insert") if mode == "by the driver" else ("update_preimage", "update_postimage")
     assert changes["insert"] == new | ({(moved, "green")} if added == "insert" else set())
@@ -153,7 +160,7 @@ def test_deletions_rewrite_their_files_and_insertions_are_appended(spark, source
     assert (rows[moved], deleted in rows) == ("green", False)
     assert len(ledger(spark, storage)) == 64
     if mode == "by the driver":
-        assert len(before & files_in_version(spark, storage)) >= len(before) - 2
+        assert len(before & files_in_version(storage)) >= len(before) - 2
     assert unfinished_markers(storage) == []
     assert files_on_disk(storage) <= delta.added_since(storage.table("images"), None)
     assert etl_tables.ingest(source, storage).changed is False
@@ -196,18 +203,17 @@ def test_table_that_another_program_partitioned_is_written_by_spark(spark, sourc
     """A file without the partition's value in the log would have a null there; rows are appended, then replaced."""
     etl_tables.ingest(source, storage)
     path = storage.table(table)
-    rows = spark.read.format("delta").load(path).persist()
-    assert rows.count() == 60
-    rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").partitionBy("split").save(path)
-    rows.unpersist()
+    rows = delta_rows(deltalake.DeltaTable(path))
+    assert rows.num_rows == 60
+    deltalake.write_deltalake(path, rows, mode="overwrite", schema_mode="overwrite", partition_by=["split"])
     write_images(source, per_class=1, first=100)
     assert etl_tables.ingest(source, storage).stored == 63
     (source / "blue" / "000.png").unlink()
     assert etl_tables.ingest(source, storage).stored == 62
-    found = spark.read.format("delta").load(path)
     key = {"images": "sha256", "files": "path"}[table]
-    assert found.where("split IS NULL").count() == 0
-    assert found.count() == found.select(key).distinct().count() == {"images": 62, "files": 63}[table]
+    found = newest_rows(spark, path, key, "split")
+    assert [row for row in found if row["split"] is None] == []
+    assert len(found) == len({row[key] for row in found}) == {"images": 62, "files": 63}[table]
     assert len(stored(spark, storage)) == 62
 
 
@@ -218,9 +224,9 @@ def test_replacing_all_images_is_one_commit(spark, source, storage, make_images)
     assert etl_tables.ingest(other, storage, replace_source=True).stored == 15
     assert versions(spark, storage) == (2, 2)  # the second commit sets the new source as a table property
     assert list((Path(storage.table("images")) / "_change_data").glob("*.parquet")) == []
-    changes = change_feed(spark, storage, 1, 2)
+    changes = of_all_commits(change_feed(spark, storage, 1, 2))
     assert {kind: len(rows) for kind, rows in changes.items()} == {"insert": 15, "delete": 60}
-    assert files_on_disk(storage) >= files_in_version(spark, storage)
+    assert files_on_disk(storage) >= files_in_version(storage)
 
 
 def test_failed_gate_leaves_no_part(spark, source, storage):
@@ -261,8 +267,7 @@ def test_concurrent_commit_of_another_program_fails_the_run_and_is_kept(
     with pytest.raises(TableChanged, match=f"another program wrote to '.*{table}' during this run: run again"):
         etl_tables.ingest(source, storage)
     monkeypatch.setattr(Comparison, name, choose)
-    rows = spark.read.format("delta").load(storage.table(table))
-    assert rows.where("label = 'red'").count() == 0
+    assert "red" not in {row["label"] for row in newest_rows(spark, storage.table(table), "label")}
     assert files_on_disk(storage, table) <= delta.added_since(storage.table(table), None)
     assert len(unfinished_markers(storage)) == 1  # After this failure a task may still be writing.
     assert etl_tables.ingest(source, storage).stored == 63 - deleting
@@ -286,20 +291,21 @@ def test_commit_at_the_same_moment_is_a_conflict(spark, source, storage, monkeyp
         etl_tables.ingest(source, storage)
 
 
-@pytest.mark.parametrize("table", ["images", "files"])
 @pytest.mark.parametrize("committed", [False, True])
-def test_uncommitted_files_of_a_killed_run_are_removed_by_the_next(spark, source, storage, committed, table):
+def test_uncommitted_files_of_a_killed_run_are_removed_by_the_next(spark, source, storage, committed):
     """The marker of a run has the version after which a commit may contain its files; committed files are kept."""
     etl_tables.ingest(source, storage)
-    kept = files_on_disk(storage, table)
-    run = next(iter(kept)).split("-")[2] if committed else "dead"
-    folder = Path(storage.table(table))
-    marker = folder / "_delta_log" / f"_unfinished-{-1 if committed else 0}-{run}"
-    marker.touch()
-    (folder / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
+    kept = {table: files_on_disk(storage, table) for table in ("images", "files")}
+    for table, names in kept.items():
+        run = next(iter(names)).split("-")[2] if committed else "dead"
+        folder = Path(storage.table(table))
+        marker = folder / "_delta_log" / f"_unfinished-{-1 if committed else 0}-{run}"
+        marker.touch()
+        (folder / f"part-00001-{run}-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
     write_images(source, per_class=1, first=100)
     assert etl_tables.ingest(source, storage).stored == 63
-    assert kept < files_on_disk(storage, table) == files_in_version(spark, storage, table)
+    for table, names in kept.items():
+        assert names < files_on_disk(storage, table) == files_in_version(storage, table)
     assert unfinished_markers(storage) == []
 
 
@@ -325,22 +331,23 @@ def test_run_after_a_kill_before_the_first_commit_creates_the_table(spark, sourc
     (table / "part-00001-dead-0123456789ab.parquet").write_bytes(b"PAR1 and no more")
     etl_tables.ingest(source, storage)
     assert versions(spark, storage) == (0, 0)
-    assert files_on_disk(storage) == files_in_version(spark, storage)
+    assert files_on_disk(storage) == files_in_version(storage)
     assert list(table.rglob("*.tmp")) == []
 
 
-@pytest.mark.parametrize("table", ["images", "files"])
-def test_committed_files_of_a_killed_run_are_kept_after_the_log_expires(spark, source, storage, table):
+def test_committed_files_of_a_killed_run_are_kept_after_the_log_expires(spark, source, storage):
     """A checkpoint has replaced the commit that added the parts, as after a month of maintenance only."""
     etl_tables.ingest(source, storage)
-    kept = files_on_disk(storage, table)
-    folder = Path(storage.table(table))
-    (folder / "_delta_log" / f"_unfinished--1-{next(iter(kept)).split('-')[2]}").touch()
-    delta.set_properties(spark, str(folder), {"delta.checkpointInterval": "7"})
-    deltalake.DeltaTable(folder).create_checkpoint()
-    (folder / "_delta_log" / f"{0:020}.json").unlink()
+    kept = {table: files_on_disk(storage, table) for table in ("images", "files")}
+    for table, names in kept.items():
+        folder = Path(storage.table(table))
+        (folder / "_delta_log" / f"_unfinished--1-{next(iter(names)).split('-')[2]}").touch()
+        deltalake.DeltaTable(folder).alter.set_table_properties({"delta.checkpointInterval": "7"})
+        deltalake.DeltaTable(folder).create_checkpoint()
+        (folder / "_delta_log" / f"{0:020}.json").unlink()
     write_images(source, per_class=1, first=100)
     assert etl_tables.ingest(source, storage).stored == 63
-    assert kept < files_on_disk(storage, table) == files_in_version(spark, storage, table)
+    for table, names in kept.items():
+        assert names < files_on_disk(storage, table) == files_in_version(storage, table)
     assert (len(stored(spark, storage)), len(ledger(spark, storage))) == (63, 63)
     assert unfinished_markers(storage) == []

@@ -35,6 +35,7 @@ from tasks.storage import Storage, resolve_storage
 from tasks.tables.append import append_rows
 from tasks.tables.delta import newest_commit
 from tasks.tables.snapshots import newest_snapshot
+from tests.builders.delta_rows import newest_rows
 from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
 from tests.builders.object_store import ObjectStore, serve
 from tests.builders.processes import ROOT, free_port
@@ -185,8 +186,9 @@ def test_only_new_and_changed_objects_are_read_and_missing_ones_quarantined(spar
     assert (report.stored, report.quarantined, report.read) == (18, 1, 19)
     assert ledger(spark, storage)["red/001.png"] == ("quarantined", "unreadable")
     assert ledger(spark, storage)["größe 猫/a:b#c+%20.JPG"] == ("stored", None)
-    files = spark.read.format("delta").load(storage.table("files")).where("path = 'red/001.png'").collect()
-    assert files[0]["detail"].startswith("FileNotFoundException: ")
+    files = newest_rows(spark, storage.table("files"), "path", "detail")
+    (detail,) = (row["detail"] for row in files if row["path"] == "red/001.png")
+    assert detail.startswith("FileNotFoundException: ")
 
     (bucket / "red" / "001.png").write_bytes(content)
     noise(1, side=30).save(bucket / "red" / "000.png")

@@ -14,16 +14,21 @@ from deployments.stack_processes import LocalStack
 from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.storage import resolve_storage
-from tests.builders.submissions import client_of, kill_server, restart_server, run_code, running_server
+from tests.builders.homes import home_with_tracking
+from tests.builders.prefect_databases import copy_prefect_database
+from tests.builders.submissions import client_of, end_worker, kill_server, restart_server, run_code, running_server
 
 SILENCE = 20
 """Seconds without a heartbeat; Prefect refuses less than 10."""
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[LocalStack]:
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> Iterator[LocalStack]:
     """Return a server with pools and the waiting deployment, without workers."""
-    with running_server(tmp_path / "home") as running:
+    home = tmp_path_factory.mktemp("lost") / "home"
+    home_with_tracking(home, empty_tracking)
+    copy_prefect_database(home, tmp_path_factory)
+    with running_server(home) as running:
         yield running
 
 
@@ -35,54 +40,15 @@ def state_of(stack: LocalStack, run: str) -> tuple[str, str | None]:
     return state.type.value, state.message
 
 
-def test_silent_run_crashes_but_not_because_the_server_was_away(stack: LocalStack) -> None:
-    """After an outage longer than the silence, the automation waits for heartbeats anew; a suspended run sends none."""
-    code = f"""
-import time
-from datetime import timedelta
-from deployments.heartbeats import HEARTBEAT, crash_silent_runs
-from prefect.client.orchestration import get_client
-from prefect.events import emit_event
-from prefect.states import Running, Suspended
-with get_client(sync_client=True) as client:
-    for _ in range(2):  # the second call finds it
-        crash_silent_runs(client, timedelta(seconds={SILENCE}))
-    print(len(client.read_automations()))
-    runs = [
-        client.create_flow_run_from_deployment(client.read_deployment_by_name("waiting/waiting").id) for _ in range(2)
-    ]
-    for run in runs:
-        client.set_flow_run_state(run.id, Running(), force=True)
-        emit_event(HEARTBEAT, {{"prefect.resource.id": f"prefect.flow-run.{{run.id}}"}})
-        print(run.id)
-    time.sleep(5)  # the heartbeat comes first
-    client.set_flow_run_state(runs[1].id, Suspended(), force=True)
-"""
-    num_automations, run, suspended = run_code(stack, code)
-    assert num_automations == "1"
-    time.sleep(5)  # the event is on its way to the automation
-    kill_server(stack)
-    time.sleep(SILENCE + 5)
-    began = time.monotonic()
-    restart_server(stack)
-    while time.monotonic() - began < SILENCE - 5:
-        assert state_of(stack, run)[0] == "RUNNING"
-        time.sleep(0.5)
-    deadline = time.monotonic() + 120
-    while (found := state_of(stack, run))[0] == "RUNNING":
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    assert state_of(stack, suspended)[0] == "PAUSED"
-    assert found == ("CRASHED", f"It has sent no heartbeat for {SILENCE} s: its process, worker or machine is gone.")
-
-
-def test_worker_ends_the_runs_and_mlflow_runs_that_its_predecessor_left(stack: LocalStack) -> None:
+def test_worker_ends_the_runs_and_mlflow_runs_that_its_predecessor_left(
+    stack: LocalStack, empty_tracking: Path
+) -> None:
     """Also in the storage that a run was given, after storages that cannot be used.
 
     Runs with a process here, or on another machine, stay as they are. One whose process ended before it named its
     machine is that of its worker.
     """
-    given = resolve_storage(StorageConfig(home=f"{stack.home}/given"))
+    given = home_with_tracking(stack.home / "given", empty_tracking)
     make = f"""
 import socket
 from deployments.reconcile import WORKER_LABEL
@@ -164,3 +130,45 @@ with get_client(sync_client=True) as client:
     ]
     assert list(statuses.values())[-1] == "RUNNING"  # its flow run is on another server
     assert given_client.get_run(given_run).info.status == "FAILED"
+    end_worker(stack, dict(stack._processes)["worker-gpu"])
+
+
+def test_silent_run_crashes_but_not_because_the_server_was_away(stack: LocalStack) -> None:
+    """After an outage longer than the silence, the automation waits for heartbeats anew; a suspended run sends none."""
+    code = f"""
+import time
+from datetime import timedelta
+from deployments.heartbeats import HEARTBEAT, crash_silent_runs
+from prefect.client.orchestration import get_client
+from prefect.events import emit_event
+from prefect.states import Running, Suspended
+with get_client(sync_client=True) as client:
+    for _ in range(2):  # the second call finds it
+        crash_silent_runs(client, timedelta(seconds={SILENCE}))
+    print(len(client.read_automations()))
+    runs = [
+        client.create_flow_run_from_deployment(client.read_deployment_by_name("waiting/waiting").id) for _ in range(2)
+    ]
+    for run in runs:
+        client.set_flow_run_state(run.id, Running(), force=True)
+        emit_event(HEARTBEAT, {{"prefect.resource.id": f"prefect.flow-run.{{run.id}}"}})
+        print(run.id)
+    time.sleep(5)  # the heartbeat comes first
+    client.set_flow_run_state(runs[1].id, Suspended(), force=True)
+"""
+    num_automations, run, suspended = run_code(stack, code)
+    assert num_automations == "1"
+    time.sleep(5)  # the event is on its way to the automation
+    kill_server(stack)
+    time.sleep(SILENCE + 5)
+    began = time.monotonic()
+    restart_server(stack)
+    while time.monotonic() - began < SILENCE - 5:
+        assert state_of(stack, run)[0] == "RUNNING"
+        time.sleep(0.5)
+    deadline = time.monotonic() + 120
+    while (found := state_of(stack, run))[0] == "RUNNING":
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert state_of(stack, suspended)[0] == "PAUSED"
+    assert found == ("CRASHED", f"It has sent no heartbeat for {SILENCE} s: its process, worker or machine is gone.")

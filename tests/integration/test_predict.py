@@ -4,10 +4,11 @@ import hashlib
 import re
 import shutil
 import time
+from collections import Counter
 
+import deltalake
 import pyarrow as pa
 import pytest
-from delta.tables import DeltaTable
 from pyspark.sql.types import StructType
 
 from tasks import tracking
@@ -16,7 +17,7 @@ from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
-from tasks.config.storage import SparkConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
@@ -30,14 +31,33 @@ from tasks.registry.promote import promote_best
 from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS
 from tasks.spark import progress as spark_progress
 from tasks.spark import worker_log
+from tasks.storage import resolve_storage
 from tasks.tables.delta import with_schema
 from tasks.tables.snapshots import newest_snapshot
+from tests.builders.delta_rows import delta_rows
+from tests.builders.streams import commit_images, keys_of
 from tests.builders.untrained_model import log_run, predict
+from tests.conftest import write_images
 
 
 def ingest(source, storage):
     """Run ETL."""
     return ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, spark) -> str:
+    """Return the folder of the tables that ETL made of 60 images."""
+    folder = tmp_path_factory.mktemp("prepared")
+    storage = resolve_storage(StorageConfig(home=str(folder / "home")))
+    write_images(folder / "source", 20)
+    ingest(folder / "source", storage)
+    return storage.tables
+
+
+def rows_of(path) -> list[dict]:
+    """Return the rows of a table."""
+    return delta_rows(deltalake.DeltaTable(path)).to_pylist()
 
 
 def promote(runs, storage, model_name=None):
@@ -90,10 +110,8 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
         (direct,) = ImageClassifier.load(tmp_path / "classifier-1").predict([(source / image.path).read_bytes()])
         assert (image.label, image.error) == (direct.label, None)
         assert image.probability == pytest.approx(direct.probability, rel=1e-4)
-    rows = spark.read.format("delta").load(storage.table("predictions")).collect()
-    contents = {
-        row["sha256"]: row["content"] for row in spark.read.format("delta").load(storage.table("images")).collect()
-    }
+    rows = rows_of(storage.table("predictions"))
+    contents = {row["sha256"]: row["content"] for row in rows_of(storage.table("images"))}
     direct = ImageClassifier.load(tmp_path / "classifier-1").predict([contents[row["sha256"]] for row in rows])
     assert [row["label"] for row in rows] == [found.label for found in direct]
     for row, found in zip(rows, direct, strict=True):
@@ -122,9 +140,9 @@ def check_answers(storage, source, predicted):
     assert {(row["predicted"], row["model_version"]) for row in unpredicted} == {(None, None)}
 
 
-def test_table_of_release_0_1_gets_the_new_columns(spark, source, storage, tmp_path):
+def test_table_of_release_0_1_gets_the_new_columns(spark, prepared, storage, tmp_path):
     """Rows that are there keep their values, with null in the columns that were added; new rows have all of them."""
-    ingest(source, storage)
+    shutil.copytree(prepared, storage.tables)
     promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
     assert predict(storage).predicted == 60
     path = storage.table("predictions")
@@ -163,8 +181,7 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     good = next(source.glob("red/*.png")).read_bytes()
     rows = [("good", good, "red"), ("bad", b"bad", "violet"), ("good", good, "red")]
-    own = spark.createDataFrame(rows, "sha256 string, content binary, label string")
-    own.write.format("delta").save(storage.table("own"))
+    commit_images(storage.table("own"), rows)
     promote([run], storage, "photos")
     report = predict(storage, "photos", table=storage.table("own"))
     assert (report.predicted, report.errors, report.unlearned) == (2, 1, ("violet",))
@@ -182,37 +199,35 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     assert sum(done for _step, _part, done in ended) == 2, "a merge reads its source twice, and must not predict twice"
     again = predict(storage, "photos", table=storage.table("own"), retry_errors=True)
     assert (again.predicted, again.errors) == (1, 1)
-    broken = spark.createDataFrame([(str(number), b"bad") for number in range(10)], "sha256 string, content binary")
-    broken.write.format("delta").save(storage.table("broken"))
+    broken = pa.table({"sha256": [str(number) for number in range(10)], "content": [b"bad"] * 10})
+    deltalake.write_deltalake(storage.table("broken"), broken)
     with pytest.raises(WrongInput, match=r"10 of 10 images have an error .* 'not_an_image.*: nothing was written"):
         predict(storage, "photos", table=storage.table("broken"))
-    read = spark.read.format("delta").load(storage.table("predictions"))
-    assert sorted((row["sha256"], row["model_version"]) for row in read.collect()) == [
+    assert keys_of(storage.table("predictions")) == [
         ("bad", 1),
         ("bad", 2),
         ("good", 1),
         ("good", 2),
     ]
-    table = DeltaTable.forPath(spark, storage.table("predictions"))
-    assert table.detail().collect()[0]["partitionColumns"] == ["model_version"]
-    assert {file.rsplit("/", 2)[1] for file in read.inputFiles()} == {"model_version=1", "model_version=2"}
-    commit = table.history(1).collect()[0]
+    table = deltalake.DeltaTable(storage.table("predictions"))
+    assert table.metadata().partition_columns == ["model_version"]
+    assert {file.rsplit("/", 2)[1] for file in table.file_uris()} == {"model_version=1", "model_version=2"}
+    (commit,) = table.history(1)
     assert commit["version"] == 2
     # With values in the condition, Delta skips the files of other models and versions.
     assert re.search(r"model_version#\d+L? = 2\b", commit["operationParameters"]["predicate"])
 
 
-def test_contents_of_many_pending_images_stay_where_they_are_read(spark, source, storage, tmp_path, monkeypatch):
+def test_contents_of_many_pending_images_stay_where_they_are_read(spark, prepared, storage, tmp_path, monkeypatch):
     """Only keys are sent: the plan has no exchange of contents, and an image with several rows is predicted once."""
     monkeypatch.setattr(scoring, "SENT_IMAGES", 0)
-    ingest(source, storage)
+    shutil.copytree(prepared, storage.tables)
     promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage, "photos")
-    rows = spark.read.format("delta").load(storage.table("images")).select("sha256", "content").collect()
+    rows = delta_rows(deltalake.DeltaTable(storage.table("images")), "sha256", "content").to_pylist()
     own = storage.table("own")
 
     def add(chosen):
-        frame = spark.createDataFrame(chosen, "sha256 string, content binary")
-        frame.coalesce(1).write.format("delta").mode("append").save(own)
+        deltalake.write_deltalake(own, pa.Table.from_pylist(chosen), mode="append")
 
     plans, score = [], batch.score
 
@@ -236,13 +251,13 @@ def test_contents_of_many_pending_images_stay_where_they_are_read(spark, source,
     assert "Exchange" not in new
     assert "BroadcastHashJoin" in new
     assert repeated.count("Exchange") >= 1  # of the images with several rows
-    predicted = [row["sha256"] for row in spark.read.format("delta").load(storage.table("predictions")).collect()]
+    predicted = [row["sha256"] for row in rows_of(storage.table("predictions"))]
     assert sorted(predicted) == sorted(row["sha256"] for row in rows[:50])
 
 
 def test_class_named_unsure_allows_no_minimum_probability(spark, source, storage, tmp_path):
     """The run ends before images are predicted, with the setting and its value."""
-    ingest(source, storage)
+    commit_images(storage.table("images"), [("a", b"no image", "red")])
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5, classes=("blue", "green", "unsure"))
     promote([run], storage, "photos")
     with pytest.raises(WrongInput, match=r"^predict.min_probability is 0.5, but 'unsure' is a class of the model"):
@@ -251,13 +266,13 @@ def test_class_named_unsure_allows_no_minimum_probability(spark, source, storage
 
 
 def test_predictions_table_of_another_form_is_refused_before_images_are_predicted(
-    spark, source, storage, tmp_path, monkeypatch
+    spark, prepared, storage, tmp_path, monkeypatch
 ):
     """The message names the columns, and the model is not even fetched."""
-    ingest(source, storage)
+    shutil.copytree(prepared, storage.tables)
     promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage)
-    other = spark.createDataFrame([("a", "m", "1")], "sha256 string, model_name string, model_version string")
-    other.write.format("delta").save(storage.table("other"))
+    other = pa.table({"sha256": ["a"], "model_name": ["m"], "model_version": ["1"]})
+    deltalake.write_deltalake(storage.table("other"), other)
     monkeypatch.setattr(batch, "send_package", None)
     with pytest.raises(WrongInput) as refused:
         predict(storage, predictions=storage.table("other"))
@@ -266,9 +281,9 @@ def test_predictions_table_of_another_form_is_refused_before_images_are_predicte
     )
 
 
-def test_alias_that_moves_during_a_run_counts_from_the_next(spark, source, storage, tmp_path, monkeypatch):
+def test_alias_that_moves_during_a_run_counts_from_the_next(spark, prepared, storage, tmp_path, monkeypatch):
     """All rows of a run are of the version that it looked up at its start."""
-    ingest(source, storage)
+    shutil.copytree(prepared, storage.tables)
     first, second = (log_run(storage, tmp_path, seed, accuracy=0.5) for seed in (1, 2))
     name = promote([first], storage).name
     send = batch.send_package
@@ -280,9 +295,9 @@ def test_alias_that_moves_during_a_run_counts_from_the_next(spark, source, stora
     monkeypatch.setattr(batch, "send_package", move_first)
     reports = [predict(storage) for _ in range(2)]
     assert [(report.model.version, report.predicted) for report in reports] == [(1, 60), (2, 60)]
-    rows = spark.read.format("delta").load(storage.table("predictions")).toPandas()
-    assert rows.groupby("model_version")["sha256"].nunique().to_dict() == {1: 60, 2: 60}
-    assert len(rows) == 120
+    keys = keys_of(storage.table("predictions"))
+    assert Counter(version for _sha256, version in set(keys)) == {1: 60, 2: 60}
+    assert len(keys) == 120
 
 
 def test_missing_model_table_or_column_is_named(spark, source, storage, tmp_path):
@@ -292,7 +307,7 @@ def test_missing_model_table_or_column_is_named(spark, source, storage, tmp_path
     with pytest.raises(WrongInput, match="is not a Delta table"):
         predict(storage)
     promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage, "photos")
-    spark.createDataFrame([("a",)], "sha256 string").write.format("delta").save(storage.table("images"))
+    deltalake.write_deltalake(storage.table("images"), pa.table({"sha256": ["a"]}))
     own_model = r"promote.model_name is empty, and '.*/images' was not made by the flow etl.*'champion' of photos\)"
     with pytest.raises(WrongInput, match=own_model):
         predict(storage)

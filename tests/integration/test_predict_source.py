@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import deltalake
 import pyarrow as pa
 import pytest
 
@@ -23,6 +24,7 @@ from tasks.predict.answers import FILE_ANSWERS_ARROW, source_answers
 from tasks.preflight.check import check_pipeline
 from tasks.registry.promote import promote_best
 from tasks.tables.snapshots import latest
+from tests.builders.delta_rows import data_files, delta_rows
 from tests.builders.image_bytes import encoded, noise
 from tests.builders.photo_folder import BROKEN, GOOD, PATHS, UNREADABLE, write_folder
 from tests.builders.untrained_model import log_run, predict
@@ -48,9 +50,9 @@ def promote(storage, tmp_path, name="photos", seed=1, accuracy=0.5):
     return promote_best([run], PromoteConfig(model_name=name), storage).champion
 
 
-def predictions_of(spark, storage):
+def predictions_of(storage):
     """Return the rows of the newest version of `predictions`."""
-    return spark.read.format("delta").load(storage.table("predictions")).collect()
+    return delta_rows(deltalake.DeltaTable(storage.table("predictions"))).to_pylist()
 
 
 def versions(storage):
@@ -95,8 +97,8 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     assert shown[:2] == sorted(UNREADABLE)
     assert set(shown[2:7]) == BROKEN.keys()
     assert set(shown[7:]) == GOOD.keys() - {"copies/one.png", "copies/'; two.png"}
-    assert Counter(row["sha256"] for row in predictions_of(spark, storage)).most_common(1)[0][1] == 1
-    assert all(row["content_sha256"] == row["sha256"] for row in predictions_of(spark, storage))
+    assert Counter(row["sha256"] for row in predictions_of(storage)).most_common(1)[0][1] == 1
+    assert all(row["content_sha256"] == row["sha256"] for row in predictions_of(storage))
 
     with pytest.raises(WrongInput, match="predict.source is empty"):
         answers_of("", storage)
@@ -140,12 +142,12 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     # A touched file is read, and has its prediction; replaced in place, with its size and time, it gets another.
     os.utime(folder / "a.png", (1, 1))
     predict_files(folder, storage)
-    before = {row["sha256"]: row["predicted_at"] for row in predictions_of(spark, storage)}
+    before = {row["sha256"]: row["predicted_at"] for row in predictions_of(storage)}
     (folder / "a.png").chmod(0o600)
     (folder / "bad" / "empty.jpg").chmod(0o600)
     report = predict_files(folder, storage)
     assert (report.predicted, report.errors, report.unreadable) == (0, 0, 0)
-    assert {row["sha256"]: row["predicted_at"] for row in predictions_of(spark, storage)} == before
+    assert {row["sha256"]: row["predicted_at"] for row in predictions_of(storage)} == before
     content = bytearray((folder / "a.png").read_bytes())
     content[-1] ^= 1
     (folder / "a.png").write_bytes(content)
@@ -154,10 +156,10 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     assert answers_of(folder, storage)["a.png"]["sha256"] == hashlib.sha256(content).hexdigest()
 
     # Errors are scored again on request; rows of other images stay as they are.
-    before = {row["sha256"]: row["predicted_at"] for row in predictions_of(spark, storage)}
+    before = {row["sha256"]: row["predicted_at"] for row in predictions_of(storage)}
     report = predict_files(folder, storage, retry_errors=True)
     assert (report.predicted, report.errors) == (4, 4)
-    again = [row for row in predictions_of(spark, storage) if row["predicted_at"] != before[row["sha256"]]]
+    again = [row for row in predictions_of(storage) if row["predicted_at"] != before[row["sha256"]]]
     assert len(again) == 4
     assert all(row["error"] for row in again)
 
@@ -176,8 +178,7 @@ def test_killed_run_is_repaired_and_a_new_model_reads_all_files_again(spark, sou
     assert answers_of(source, storage) == {}
     monkeypatch.setattr(source_batch, "record_inputs", record)
     predict_files(source, storage)
-    table = spark.read.format("delta").load(storage.table("predictions"))
-    assert (table.count(), len(answers_of(source, storage))) == (60, 60)
+    assert (len(predictions_of(storage)), len(answers_of(source, storage))) == (60, 60)
 
     promote(storage, tmp_path, seed=2, accuracy=0.9)
     assert {row["predicted"] for row in answers_of(source, storage).values()} == {None}
@@ -186,7 +187,7 @@ def test_killed_run_is_repaired_and_a_new_model_reads_all_files_again(spark, sou
     assert versions(storage)[1] == 0  # the files are the same
     # The same file below another folder is a file of another source.
     assert predict_files(source / "red", storage).predicted == 20
-    assert (table.count(), len(answers_of(source / "red", storage))) == (120, 20)
+    assert (len(predictions_of(storage)), len(answers_of(source / "red", storage))) == (120, 20)
 
     # Files with another path are not gone; many that are gone are a question, before anything is written.
     (source / "red").rename(source / "scarlet")
@@ -253,19 +254,17 @@ def test_pinned_version_of_a_table_is_predicted(spark, source, storage, tmp_path
     """Images of later versions are not predicted; a version that is not there is named with those that are."""
     promote(storage, tmp_path)
     own = storage.table("own")
-    rows = [(str(number), noise_png) for number, noise_png in enumerate(GOOD.values())]
+    rows = [{"sha256": str(number), "content": noise_png} for number, noise_png in enumerate(GOOD.values())]
     for row in rows[:3]:
-        frame = spark.createDataFrame([row], "sha256 string, content binary")
-        frame.write.format("delta").mode("append").save(own)
+        deltalake.write_deltalake(own, pa.Table.from_pylist([row]), mode="append")
     report = predict(storage, "photos", table=own, table_version=1)
     assert report.predicted == 2
     assert predict(storage, "photos", table=own, table_version=1).predictions == report.predictions
     assert predict(storage, "photos", table=own).predicted == 1
     with pytest.raises(WrongInput, match=r"^predict.table_version is 9, but '.*/own' has the versions 0 to 2: choose"):
         predict(storage, "photos", table=own, table_version=9)
-    spark.createDataFrame([rows[0]], "sha256 string, content binary").write.format("delta").mode("overwrite").save(own)
-    for file in Path(own).glob("*.parquet"):
-        if str(file) not in spark.read.format("delta").load(own).inputFiles()[0]:
-            file.unlink()
+    deltalake.write_deltalake(own, pa.Table.from_pylist(rows[:1]), mode="overwrite")
+    for file in {*Path(own).glob("*.parquet")} - {*data_files(own)}:
+        file.unlink()
     with pytest.raises(WrongInput, match=r"predict.table_version is 1, but files of this version .* were removed"):
         predict(storage, "photos", table=own, table_version=1)

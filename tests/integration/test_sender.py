@@ -1,7 +1,9 @@
 """Metrics and a real tracking server that is stopped and restarted."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,10 +32,11 @@ from tests.builders.tracking_server import TrackingServer
 
 
 @pytest.fixture(scope="module")
-def tracking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackingServer]:
+def tracking_server(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> Iterator[TrackingServer]:
     """Yield a tracking server of all tests."""
     folder = tmp_path_factory.mktemp("server")
-    with TrackingServer(f"sqlite:///{folder}/mlflow.db", folder / "server.log") as started:
+    database = shutil.copy(empty_tracking, folder)
+    with TrackingServer(f"sqlite:///{database}", folder / "server.log") as started:
         yield started
 
 
@@ -127,38 +130,41 @@ def test_training_continues_during_an_outage_and_loses_no_metric(tmp_path, make_
     assert tracking.read_artifact(storage, run, "model_card.md") is not None
 
 
-@pytest.mark.parametrize("raised", [Diverged("the loss is nan"), KeyboardInterrupt(15)])
-def test_error_of_a_run_is_not_hidden_by_an_outage(tmp_path, server, monkeypatch, messages_of, raised):
+def test_error_of_a_run_is_not_hidden_by_an_outage(tmp_path, server, monkeypatch, messages_of):
     """The MLflow run is left as running, and the resumed run finishes it."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     url, start, end = server
     storage = storage_of(tmp_path / "home", url)
-    begun = []
+    errors = {"diverged": Diverged("the loss is nan"), "interrupted": KeyboardInterrupt(15)}
+    begun, caught = {}, {}
 
-    def train():
-        with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
-            begun.append(run.run_id)
-            end()
-            raise raised
+    @contextmanager
+    def run(key):
+        try:
+            with tracking.tracked_run(storage, "run", key, {}, {}, None) as tracked:
+                begun[key] = tracked.run_id
+                yield
+                raise errors[key]
+        except type(errors[key]) as error:
+            caught[key] = error
+        assert messages_of("lakevision.tracking")[-1].startswith(
+            f"MLflow run {begun[key]} is left as running: the tracking server "
+        )
 
-    with pytest.raises(type(raised)) as caught:
-        train()
-    assert caught.value is raised
-    [run_id] = begun
-    assert messages_of("lakevision.tracking")[-1].startswith(
-        f"MLflow run {run_id} is left as running: the tracking server "
-    )
+    with run("diverged"), run("interrupted"):  # Both begin before one outage, since each start takes seconds.
+        end()
+    assert all(caught[key] is error for key, error in errors.items())
     start()
     # The connections that are kept are those of the server that was killed: the first request on one fails.
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
-    with tracking.tracked_run(storage, "run", "key", {}, {}, run_id):
-        pass
-    assert mlflow.MlflowClient(tracking_uri=url).get_run(run_id).info.status == "FINISHED"
+    for key, run_id in begun.items():
+        with tracking.tracked_run(storage, "run", key, {}, {}, run_id):
+            pass
+        assert mlflow.MlflowClient(tracking_uri=url).get_run(run_id).info.status == "FINISHED"
 
 
-def test_database_without_a_server_has_all_metrics_after_close(tmp_path):
+def test_database_without_a_server_has_all_metrics_after_close(storage):
     """A database without a server has all metrics after `close`."""
-    storage = storage_of(tmp_path)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)
         for step in range(3):
@@ -167,9 +173,8 @@ def test_database_without_a_server_has_all_metrics_after_close(tmp_path):
         assert sender.steps_sent("val_loss") == {0, 1, 2}
 
 
-def test_close_raises_at_once_for_a_deleted_run(tmp_path):
+def test_close_raises_at_once_for_a_deleted_run(storage):
     """A deleted run has its own error, since no server will ever accept its metrics."""
-    storage = storage_of(tmp_path)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)
         sender._client.delete_run(run.run_id)
@@ -179,9 +184,8 @@ def test_close_raises_at_once_for_a_deleted_run(tmp_path):
         sender._client.restore_run(run.run_id)
 
 
-def test_outage_during_the_check_for_a_deleted_run_is_retried(tmp_path, monkeypatch):
+def test_outage_during_the_check_for_a_deleted_run_is_retried(storage, monkeypatch):
     """The sender thread survives the outage, and asks again once the server answers."""
-    storage = storage_of(tmp_path)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id, retry_seconds=0.2)
         sender._client.delete_run(run.run_id)
@@ -201,9 +205,8 @@ def test_outage_during_the_check_for_a_deleted_run_is_retried(tmp_path, monkeypa
         sender._client.restore_run(run.run_id)
 
 
-def test_error_of_the_sender_thread_is_raised_by_close(tmp_path, monkeypatch):
+def test_error_of_the_sender_thread_is_raised_by_close(storage, monkeypatch):
     """A run whose metrics were not sent does not finish."""
-    storage = storage_of(tmp_path)
     with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)
 

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow.dataset
 import pytest
 
 from tasks.config.promotion import PromoteConfig
@@ -13,15 +14,21 @@ from tasks.predict import source_batch
 from tasks.registry.promote import promote_best
 from tasks.storage import resolve_storage
 from tasks.stream import source_stream
+from tests.builders.delta_rows import data_files
 from tests.builders.image_bytes import encoded, noise
 from tests.builders.photo_folder import GOOD, PATHS, write_folder
 from tests.builders.streams import stream
 from tests.builders.untrained_model import log_run, predict
 
 
-def rows_of(spark, predictions, *columns):
+def read_rows(path):
+    """Return the rows of a table."""
+    return pyarrow.dataset.dataset([str(file) for file in data_files(path)], partitioning="hive").to_table().to_pylist()
+
+
+def rows_of(path, *columns):
     """Return the rows of a table without some columns, sorted."""
-    return sorted(map(tuple, spark.read.format("delta").load(predictions).drop(*columns).collect()), key=repr)
+    return sorted(({key: row[key] for key in sorted(row.keys() - {*columns})} for row in read_rows(path)), key=repr)
 
 
 def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_path, monkeypatch):
@@ -45,14 +52,13 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     assert predict(storage, "photos", source=str(folder), predictions=other).predicted == 9
     # Other batches of the forward pass have sums in another order.
     inexact = ("predicted_at", "probability", "top_probabilities")
-    assert rows_of(spark, predictions, *inexact) == rows_of(spark, other, *inexact)
+    assert rows_of(predictions, *inexact) == rows_of(other, *inexact)
     of_stream, of_batch = (
-        {row["sha256"]: row["probability"] or 0.0 for row in spark.read.format("delta").load(path).collect()}
-        for path in (predictions, other)
+        {row["sha256"]: row["probability"] or 0.0 for row in read_rows(path)} for path in (predictions, other)
     )
     assert of_stream == pytest.approx(of_batch, rel=1e-5)
     inputs, others = (path.replace("predictions", "inputs") for path in (predictions, other))
-    assert rows_of(spark, inputs, "seen_at") == rows_of(spark, others, "seen_at")
+    assert rows_of(inputs, "seen_at") == rows_of(others, "seen_at")
 
     # Nothing is new: files that cannot be read are not read again, and Spark is not needed.
     monkeypatch.setattr(source_stream, "run_query", None)
@@ -93,7 +99,7 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     shutil.move(folder / "broken1.png", hidden)
     accepted = run_stream(max_error_fraction=1.0)
     assert (accepted.predicted, accepted.errors, accepted.files_behind, accepted.model.version) == (12, 10, 0, 2)
-    versions = [row["model_version"] for row in spark.read.format("delta").load(predictions).collect()]
+    versions = [row["model_version"] for row in read_rows(predictions)]
     assert (versions.count(1), versions.count(2)) == (12, 12)
     shutil.move(hidden, folder / "broken1.png")  # With its old time: it was listed, and away when its batch came.
     back = run_stream()
@@ -126,5 +132,5 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run_stream(interval_seconds=7)
     assert (waits, reports[-1].predicted, reports[-1].files_behind) == ([7, 7, 7], 1, 0)
-    keys = [tuple(row[:3]) for row in spark.read.format("delta").load(predictions).collect()]
+    keys = [(row["sha256"], row["model_name"], row["model_version"]) for row in read_rows(predictions)]
     assert len(keys) == len(set(keys))

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from deployments.stack_processes import LocalStack
+from tests.builders.prefect_databases import copy_prefect_database
 from tests.builders.processes import run_python
 from tests.builders.submissions import (
     WAIT_SECONDS,
@@ -37,7 +38,9 @@ LIMIT_SECONDS = 15
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """Return a server with pools and the waiting deployment, without workers."""
-    with running_server(tmp_path_factory.mktemp("submission") / "home") as running:
+    home = tmp_path_factory.mktemp("submission") / "home"
+    copy_prefect_database(home, tmp_path_factory)
+    with running_server(home) as running:
         yield running
 
 

@@ -32,9 +32,9 @@ from tasks.tracking.tracked_run import monitors
 from tests.builders.processes import ROOT
 
 
-def test_artifact_location_of_an_existing_experiment_cannot_change(tmp_path):
+def test_artifact_location_of_an_existing_experiment_cannot_change(storage, tmp_path):
     """MLflow would silently write to the old location; an empty setting means that location."""
-    home = str(tmp_path / "home")
+    home = storage.home
     tracking.check_tracking(resolve_storage(StorageConfig(home=home, artifacts=str(tmp_path / "first"))))
     tracking.check_tracking(resolve_storage(StorageConfig(home=home)))
     with pytest.raises(WrongInput, match=r"storage.artifacts is '.*/second', but the experiment 'lakevision' of"):
