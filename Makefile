@@ -5,7 +5,7 @@ benchmarks := demo etl loader train gpu accuracy calibration predict stream dist
 # Where set-up puts uv on a machine that has none.
 export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lakevision)/uv/bin:$(PATH)
 
-.PHONY: help setup packages archive demo up test lint types audit test-unit test-integration test-e2e test-faults bench readme image clean
+.PHONY: help setup packages archive demo up test test-all checks lint types audit test-unit test-integration test-e2e test-faults bench readme image clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z0-9% -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 50
@@ -32,16 +32,29 @@ demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIG
 up: setup  ## server, workers and MLflow UI until Ctrl-C
 	@$(python) -m deployments.up
 
-# The archive of classes and mypy take one core and a minute each, so they run side by side.
+# One file of each kind that matters; `make test-all` has the others, too.
+core := $(patsubst %,tests/integration/test_%.py,etl delta cache training backends promotion predict stream same_answers) \
+    tests/e2e/test_digits.py
+$(foreach file,$(core),$(if $(wildcard $(file)),,$(error $(file), a file of `make test`, does not exist)))
+beyond_core := $(filter-out $(core),$(wildcard tests/integration/test_*.py tests/e2e/test_*.py))
 # Three files at a time, also on two cores: a third of the time a test waits for a process. The long ones first: the
 # folders' names are in that order. If they were named here, pytest's main process would import their conftest.py, too.
-test: packages  ## lint, types, and all tests but tests/faults
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync archive lint types
-	@$(python) -m pytest --durations=10 -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults tests
+pytest := $(python) -m pytest --durations=10 -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults
 
-lint:  ## ruff, the prose check, hadolint, the schema of compose.yaml
+test: checks  ## lint, types, unit tests, and one file of tests for each kind: ETL, cache, training, promotion, inference
+	@$(pytest) $(beyond_core:%=--ignore=%) tests
+
+test-all: checks  ## lint, types, and all tests but tests/faults
+	@$(pytest) --junitxml=$(or $(LAKEVISION_HOME),.lakevision)/test-all.xml tests
+
+# The archive of classes and mypy take one core and a minute each, so they run side by side.
+checks: packages
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync archive lint types
+
+lint:  ## ruff, import rules, the prose check, hadolint, the schema of compose.yaml
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
+	@.venv/bin/lint-imports --no-cache --no-logo
 	@$(python) -m deployments.prose
 	@.venv/bin/hadolint docker/Dockerfile.*
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose*.yaml
@@ -52,7 +65,7 @@ types:  ## mypy, strict
 test-unit test-integration test-e2e test-faults: setup  ## one folder of tests
 	@$(python) -m pytest tests/$(@:test-%=%)
 
-audit: setup  ## the lock against a source of security advisories; known findings are in .github/SECURITY.md
+audit: setup  ## the lock against a source of security advisories; accepted findings are in deployments/audit.py
 	@$(python) -m deployments.audit $(if $(SOURCE),--source "$(SOURCE)")
 
 bench: setup  ## all benchmarks

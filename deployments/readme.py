@@ -1,10 +1,15 @@
-"""The generated parts of the READMEs: trees from docstrings, benchmark tables from $LAKEVISION_HOME/bench/*.json."""
+"""The generated parts of the READMEs: trees from docstrings, tables from what benchmarks and tests wrote to the home.
+
+Benchmarks write $LAKEVISION_HOME/bench/*.json, and `make test-all` writes $LAKEVISION_HOME/test-all.xml.
+"""
 
 import ast
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 from tasks.environment import lakevision_home
 
@@ -18,6 +23,9 @@ TABLE = re.compile(r"(<!-- bench:(\S+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 DESCRIBED = (".py", ".sh", ".yaml", ".java")
 """Files that a reader may open; Dockerfiles are others."""
+
+LONGEST_FILES = 20
+"""Rows of the table of test files."""
 
 _COMMENT = re.compile(r"\A(?:#!.*\n)?# (.*)")
 _JAVADOC = re.compile(r"^/\*\*\s+(?:\* )?(.*?)(?:\s*\*/)?$", re.MULTILINE)
@@ -85,14 +93,37 @@ def with_tables(text: str, tables: dict[str, str]) -> str:
     return TABLE.sub(replace, text)
 
 
+def longest_files(junit: Path) -> str:
+    """Return the test files with the most seconds of a run as a Markdown table, from pytest's JUnit file."""
+    seconds, tests = defaultdict[str, float](float), Counter[str]()
+    for case in ET.parse(junit).iter("testcase"):  # noqa: S314  # the file of the own pytest
+        file = f"{case.attrib['classname'].replace('.', '/')}.py"
+        seconds[file] += float(case.attrib["time"])
+        tests[file] += 1
+    whole = sum(seconds.values())
+    ordered = sorted(seconds.items(), key=lambda file: -file[1])
+    rows = [(f"`{file}`", str(tests[file]), taken) for file, taken in ordered[:LONGEST_FILES]]
+    others = ordered[LONGEST_FILES:]
+    rows.append(
+        (f"{len(others)} others", str(sum(tests[file] for file, _ in others)), sum(taken for _, taken in others))
+    )
+    lines = ["| file | tests | seconds | share |", "|---|---|---|---|"]
+    return "\n".join(
+        [*lines, *(f"| {file} | {count} | {taken:.0f} | {taken / whole:.1%} |" for file, count, taken in rows)]
+    )
+
+
 def main() -> int:
     """Bring every tree in line with the files, and every table with the figures that were measured last."""
     from tests.benchmarks.figures import read_table
 
     files = sorted((lakevision_home() / "bench").glob("*.json"))
     tables = {file.stem: read_table(file) for file in files}
+    junit = lakevision_home() / "test-all.xml"
+    if junit.exists():
+        tables["test-files"] = longest_files(junit)
     if not tables:
-        print(f"no figures in {lakevision_home() / 'bench'}: tables stay as they are (make bench measures)")
+        print(f"no figures in {lakevision_home()}: tables stay as they are (make bench and make test-all measure)")
     for readme in readmes():
         before = readme.read_text()
         after = with_tables(with_trees(before), tables)
