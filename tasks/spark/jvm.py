@@ -17,6 +17,9 @@ DELTA_JARS = ("delta-spark_2.13-4.0.1.jar", "delta-storage-4.0.1.jar")
 
 JAVA_VERSIONS = ("17", "21")
 
+CODE_CACHE = "240m"
+"""Memory that a local JVM reserves for compiled code, as much as Java does with both of its compilers."""
+
 
 def jars_folder() -> Path:
     """Return the folder of Delta's jars, which `make setup` downloads."""
@@ -74,14 +77,16 @@ def java_options(java: str, scratch: Path, *, serial: bool) -> str:
     """Return the options of a local session's JVM.
 
     The JVM of a flow is short-lived, and the heavy work is in Python workers. Measured, the second compiler (C2) takes
-    a third of the time of the start and of the first Delta commands, and does not pay off in so short a time.
+    a third of the time of the start and of the first Delta commands, and does not pay off in so short a time. With the
+    first compiler alone, a JVM reserves 48 MB for compiled code. Spark fills them within minutes, and a JVM that stays
+    open, as that of a stream, then removes compiled code and compiles it again (LOG.md, 2026-11-28).
 
     Args:
         java: Output of `java -version`.
         scratch: Folder for temporary files.
         serial: Whether one thread collects garbage; otherwise the JVM chooses a collector.
     """
-    options = f'-XX:TieredStopAtLevel=1 "-Djava.io.tmpdir={scratch}"'
+    options = f'-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize={CODE_CACHE} "-Djava.io.tmpdir={scratch}"'
     if serial:
         options = f"-XX:+UseSerialGC {options}"
     archive = class_archive(java)

@@ -41,3 +41,5 @@ def test_collector_of_the_environment_wins(variable: str, monkeypatch: pytest.Mo
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
     values = {line.split()[1]: line.split()[3] for line in done.stdout.splitlines() if line.count(" = ")}
     assert (values["UseParallelGC"], values["UseSerialGC"]) == ("true", "false")
+    # Java reserves 48 MB for one compiler, which Spark's compiled code fills.
+    assert (values["TieredStopAtLevel"], values["ReservedCodeCacheSize"]) == ("1", str(240 << 20))
