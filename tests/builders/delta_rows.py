@@ -29,6 +29,14 @@ def data_files(path: str, version: int | None = None) -> list[Path]:
     return [Path(path, unquote(name)) for name in actions["path"].to_pylist()]
 
 
+def local_rows(path: str, *columns: str, version: int | None = None) -> pa.Table:
+    """Return these columns of a table on a disk, by default all, in a folder of any name; no columns without rows."""
+    files = [str(file) for file in data_files(path, version)]
+    return (
+        pyarrow.dataset.dataset(files, partitioning="hive").to_table(list(columns) or None) if files else pa.table({})
+    )
+
+
 def newest_rows(spark: SparkSession, path: str, *columns: str) -> list[dict[str, Any]]:
     """Return these columns of a table's newest rows; Spark, at a second of CPU time, reads what delta-rs cannot.
 
@@ -39,8 +47,5 @@ def newest_rows(spark: SparkSession, path: str, *columns: str) -> list[dict[str,
         or "%" in path
         or "deletionVectors" in (deltalake.DeltaTable(path).protocol().reader_features or ())
     ):
-        rows = spark.read.format("delta").load(path).select(*columns).toArrow()
-    else:
-        files = [str(file) for file in data_files(path)]
-        rows = pyarrow.dataset.dataset(files, partitioning="hive").to_table(list(columns)) if files else pa.table({})
-    return rows.to_pylist()
+        return spark.read.format("delta").load(path).select(*columns).toArrow().to_pylist()
+    return local_rows(path, *columns).to_pylist()

@@ -10,6 +10,7 @@ import filelock
 import pytest
 
 from tasks.system.home import PRIVATE_FOLDER, make_private_file
+from tests.builders.homes import home_with_tracking
 from tests.builders.processes import plain_environment
 
 
@@ -26,6 +27,14 @@ def copy_prefect_database(home: Path, factory: pytest.TempPathFactory, name: str
         made.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     make_private_file(folder / name)
     shutil.copyfile(_migrated(factory), folder / name)
+
+
+def home_with_databases(factory: pytest.TempPathFactory, empty_tracking: Path, name: str = "prefect.db") -> Path:
+    """Return a new home with empty databases of MLflow and of Prefect, as `copy_prefect_database`."""
+    home = factory.mktemp("stack") / "home"
+    home_with_tracking(home, empty_tracking)
+    copy_prefect_database(home, factory, name)
+    return home
 
 
 def _migrated(factory: pytest.TempPathFactory) -> Path:

@@ -9,7 +9,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
-from tasks.refs import StreamReport
+from tasks.refs import ModelRef, StreamReport
 from tasks.registry.promote import promote_best
 from tasks.storage import Storage
 from tasks.stream.counts import ShowProgress
@@ -38,7 +38,7 @@ def stream(
     )
 
 
-def promote(storage, tmp_path, seed=1, model_name=None):
+def promote(storage: Storage, tmp_path: Path, seed: int = 1, model_name: str | None = None) -> ModelRef | None:
     """Return the champion after the promotion of a run that is better than those with a lower seed."""
     run = log_run(storage, tmp_path, seed=seed, accuracy=0.5 + seed / 100)
     return promote_best([run], PromoteConfig(model_name=model_name), storage).champion

@@ -22,8 +22,7 @@ from tasks.registry.promote import promote_best
 from tasks.storage import Storage, resolve_storage
 from tasks.tables.snapshots import latest
 from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
-from tests.builders.homes import home_with_tracking
-from tests.builders.prefect_databases import copy_prefect_database
+from tests.builders.prefect_databases import home_with_databases
 from tests.builders.stack import Up, running_up
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
@@ -35,10 +34,7 @@ ANY_FIGURES = {"model_name": NAME, "min_accuracy_gain": -1.0, "max_recall_drop":
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> Iterator[Up]:
     """Run `make up` until the last test."""
-    home = tmp_path_factory.mktemp("up") / "home"
-    home_with_tracking(home, empty_tracking)
-    copy_prefect_database(home, tmp_path_factory)
-    with running_up(home) as started:
+    with running_up(home_with_databases(tmp_path_factory, empty_tracking)) as started:
         yield started
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from tests.builders.homes import home_with_tracking
-from tests.builders.prefect_databases import copy_prefect_database
+from tests.builders.prefect_databases import home_with_databases
 from tests.builders.processes import free_port, plain_environment, run_python
 
 
@@ -49,10 +48,7 @@ SENTENCE = "python -m flows.pipeline: "
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, empty_tracking):
     """Return a home whose databases are empty and need no migrations."""
-    folder = tmp_path_factory.mktemp("command-line") / "home"
-    home_with_tracking(folder, empty_tracking)
-    copy_prefect_database(folder, tmp_path_factory, "temporary.db")
-    return folder
+    return home_with_databases(tmp_path_factory, empty_tracking, "temporary.db")
 
 
 def num_flow_runs(home: Path) -> int:

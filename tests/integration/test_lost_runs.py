@@ -15,7 +15,7 @@ from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.storage import resolve_storage
 from tests.builders.homes import home_with_tracking
-from tests.builders.prefect_databases import copy_prefect_database
+from tests.builders.prefect_databases import home_with_databases
 from tests.builders.submissions import client_of, end_worker, kill_server, restart_server, run_code, running_server
 
 SILENCE = 20
@@ -25,10 +25,7 @@ SILENCE = 20
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> Iterator[LocalStack]:
     """Return a server with pools and the waiting deployment, without workers."""
-    home = tmp_path_factory.mktemp("lost") / "home"
-    home_with_tracking(home, empty_tracking)
-    copy_prefect_database(home, tmp_path_factory)
-    with running_server(home) as running:
+    with running_server(home_with_databases(tmp_path_factory, empty_tracking)) as running:
         yield running
 
 

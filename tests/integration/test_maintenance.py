@@ -36,7 +36,7 @@ from tasks.tables import snapshots
 from tasks.tables.append import append_rows
 from tasks.tracking.pins import pin_trained_versions, read_pins
 from tasks.tracking.trained_tables import table_tags
-from tests.builders.delta_rows import data_files, delta_rows
+from tests.builders.delta_rows import delta_rows, local_rows
 from tests.conftest import write_images
 
 
@@ -55,8 +55,7 @@ def ingest(source, storage) -> TableRef:
 
 def hashes(table: TableRef) -> set[str]:
     """Return the sha256 of every image of a table version, after reading all content."""
-    files = [str(file) for file in data_files(table.path, table.version)]
-    rows = pyarrow.dataset.dataset(files).to_table(["sha256", "content"]).to_pylist()
+    rows = local_rows(table.path, "sha256", "content", version=table.version).to_pylist()
     return {row["sha256"] for row in rows if row["content"]}
 
 

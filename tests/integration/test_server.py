@@ -33,9 +33,8 @@ from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, 
 from tests.builders.delta_rows import delta_rows
 from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
-from tests.builders.homes import home_with_tracking
 from tests.builders.killed_streams import batches
-from tests.builders.prefect_databases import copy_prefect_database
+from tests.builders.prefect_databases import home_with_databases
 from tests.builders.processes import free_port, rank_processes, run_python, server_errors
 from tests.builders.streams import stream
 from tests.builders.submissions import client_of, end_worker, worker_command
@@ -49,10 +48,7 @@ def stack(tmp_path_factory, empty_tracking):
         patched.setenv(OWN_STRING, "user:own login")
         # Slot numbers would depend on those that other stacks of this machine hold.
         patched.setenv("TMPDIR", str(tmp_path_factory.mktemp("slots")))
-        home = tmp_path_factory.mktemp("stack") / "home"
-        home_with_tracking(home, empty_tracking)
-        copy_prefect_database(home, tmp_path_factory)
-        running = LocalStack(home, free_port())
+        running = LocalStack(home_with_databases(tmp_path_factory, empty_tracking), free_port())
         running.start_server()
         try:
             running.run("register", [sys.executable, "-m", "deployments.register"])

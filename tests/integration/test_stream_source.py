@@ -4,7 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-import pyarrow.dataset
 import pytest
 
 from tasks.config.promotion import PromoteConfig
@@ -14,21 +13,18 @@ from tasks.predict import source_batch
 from tasks.registry.promote import promote_best
 from tasks.storage import resolve_storage
 from tasks.stream import source_stream
-from tests.builders.delta_rows import data_files
+from tests.builders.delta_rows import local_rows
 from tests.builders.image_bytes import encoded, noise
 from tests.builders.photo_folder import GOOD, PATHS, write_folder
 from tests.builders.streams import stream
 from tests.builders.untrained_model import log_run, predict
 
 
-def read_rows(path):
-    """Return the rows of a table."""
-    return pyarrow.dataset.dataset([str(file) for file in data_files(path)], partitioning="hive").to_table().to_pylist()
-
-
 def rows_of(path, *columns):
     """Return the rows of a table without some columns, sorted."""
-    return sorted(({key: row[key] for key in sorted(row.keys() - {*columns})} for row in read_rows(path)), key=repr)
+    return sorted(
+        ({key: row[key] for key in sorted(row.keys() - {*columns})} for row in local_rows(path).to_pylist()), key=repr
+    )
 
 
 def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_path, monkeypatch):
@@ -54,7 +50,8 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     inexact = ("predicted_at", "probability", "top_probabilities")
     assert rows_of(predictions, *inexact) == rows_of(other, *inexact)
     of_stream, of_batch = (
-        {row["sha256"]: row["probability"] or 0.0 for row in read_rows(path)} for path in (predictions, other)
+        {row["sha256"]: row["probability"] or 0.0 for row in local_rows(path).to_pylist()}
+        for path in (predictions, other)
     )
     assert of_stream == pytest.approx(of_batch, rel=1e-5)
     inputs, others = (path.replace("predictions", "inputs") for path in (predictions, other))
@@ -99,7 +96,7 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     shutil.move(folder / "broken1.png", hidden)
     accepted = run_stream(max_error_fraction=1.0)
     assert (accepted.predicted, accepted.errors, accepted.files_behind, accepted.model.version) == (12, 10, 0, 2)
-    versions = [row["model_version"] for row in read_rows(predictions)]
+    versions = [row["model_version"] for row in local_rows(predictions).to_pylist()]
     assert (versions.count(1), versions.count(2)) == (12, 12)
     shutil.move(hidden, folder / "broken1.png")  # With its old time: it was listed, and away when its batch came.
     back = run_stream()
@@ -132,5 +129,5 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run_stream(interval_seconds=7)
     assert (waits, reports[-1].predicted, reports[-1].files_behind) == ([7, 7, 7], 1, 0)
-    keys = [(row["sha256"], row["model_name"], row["model_version"]) for row in read_rows(predictions)]
+    keys = [(row["sha256"], row["model_name"], row["model_version"]) for row in local_rows(predictions).to_pylist()]
     assert len(keys) == len(set(keys))
