@@ -21,13 +21,17 @@ class UserError(Exception):
     A terminal shows the message without a traceback, and ranks and submitted runs pass it to their launcher.
 
     Attributes:
+        setting: The setting that the error is about, with its group, such as `train.max_epochs`; may be empty.
+        way_out: Advice how to continue, which ends the message after a colon; may be empty.
         was_retried: Whether the run that raised it has used its own retries; its submitter does not repeat them.
     """
 
     was_retried: bool = False
 
-    def __init__(self, message: object = "") -> None:
-        super().__init__(loggable(message))
+    def __init__(self, message: object = "", *, setting: str = "", way_out: str = "") -> None:
+        super().__init__(loggable(f"{message}: {way_out}" if way_out else message))
+        self.setting = setting
+        self.way_out = loggable(way_out)
 
 
 class NotRetried(UserError):
@@ -49,13 +53,17 @@ class Diverged(WrongInput):
         rows: Rows of the split `train` in the batch of the step; empty if no single step caused it.
     """
 
-    def __init__(self, message: str, rows: list[int] | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, rows: list[int] | None = None, *, setting: str = "", way_out: str = "") -> None:
+        super().__init__(message, setting=setting, way_out=way_out)
         self.rows = rows or []
 
     def with_image_names(self, name: Callable[[list[int]], str]) -> "Diverged":
         """Return the same error with the names of its batch's images in the message, if it has a batch."""
-        return Diverged(f"{self}; its images: {name(self.rows)}") if self.rows else self
+        if not self.rows:
+            return self
+        named = Diverged(f"{self}; its images: {name(self.rows)}", setting=self.setting)
+        named.way_out = self.way_out
+        return named
 
 
 class SubmittedRunCancelled(WrongInput):
@@ -136,8 +144,16 @@ class HostLost(UserError, RuntimeError):
         ranks: Numbers of the ranks on it.
     """
 
-    def __init__(self, message: object = "", host: str = "", ranks: Sequence[int] = ()) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: object = "",
+        host: str = "",
+        ranks: Sequence[int] = (),
+        *,
+        setting: str = "",
+        way_out: str = "",
+    ) -> None:
+        super().__init__(message, setting=setting, way_out=way_out)
         self.host = host
         self.ranks = tuple(ranks)
 

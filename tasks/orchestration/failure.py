@@ -161,7 +161,11 @@ def failure_markdown(error: Exception, log: str | None, children: Sequence[str] 
     lines = ["# What went wrong", ""]
     if isinstance(error, UserError):
         lines += [f"**{markdown_text(sentence)}**", ""]
-        lines += _list_of_advice(single_errors(sentence))
+        if error.setting or error.way_out:
+            lines += [f"- Setting: {markdown_code(error.setting)}"] if error.setting else []
+            lines += [f"- Way out: {markdown_text(without_credentials(error.way_out))}"] if error.way_out else []
+        else:
+            lines += _list_of_advice(single_errors(sentence))
     else:
         lines += [f"**{markdown_text(type(error).__name__)}: {markdown_text(sentence)}**", ""]
         if place := raised_at(error):
