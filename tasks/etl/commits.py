@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from tasks.etl.ledger_changes import LedgerChanges
-from tasks.etl.outcomes import Comparison
+from tasks.etl.outcomes import Comparison, LedgerChanges
 from tasks.etl.staging import choose_parts
 from tasks.object_store import file_system
 from tasks.schema import FILES, FILES_ARROW, IMAGES, IMAGES_ARROW

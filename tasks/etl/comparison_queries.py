@@ -79,16 +79,16 @@ WITH present AS (
 ),
 recorded AS (
     SELECT bucket_of(sha256) AS bucket, count(*) AS number, sum(hash(sha256, label, split)) AS total
-    FROM known WHERE outcome = $stored GROUP BY bucket
+    FROM known WHERE outcome = 'stored' GROUP BY bucket
 )
 SELECT bucket FROM present FULL OUTER JOIN recorded USING (bucket)
 WHERE present.number IS DISTINCT FROM recorded.number OR present.total IS DISTINCT FROM recorded.total
-UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE outcome = $stored
+UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE outcome = 'stored'
 """
 
 LOST = """
 INSERT INTO changed (path, status) SELECT path, 'new' FROM (
-    FROM known SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = $stored
+    FROM known SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = 'stored'
 )
 ANTI JOIN (FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket) USING (sha256, label, split)
 ANTI JOIN changed USING (path)
@@ -99,9 +99,12 @@ UNCHANGED = "CREATE OR REPLACE VIEW unchanged AS FROM known ANTI JOIN changed US
 ORPHANS = """
 CREATE OR REPLACE TABLE orphans AS
 FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket ANTI JOIN (
-    FROM unchanged SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = $stored
+    FROM unchanged SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = 'stored'
 ) USING (sha256, label, split)
 """
+
+AFTER_CHANGED = (*TOUCHED, UNSETTLED, LOST, UNCHANGED, ORPHANS)
+"""Queries to run in this order once `changed` has the files that differ."""
 
 ABSENT = """
 CREATE OR REPLACE TABLE absent AS

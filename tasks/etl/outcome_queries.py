@@ -17,6 +17,15 @@ Views and tables, in the order of their creation, after those of `comparison_que
 - others, outcomes, stored: all other files and their outcomes, those of all files, and the stored images.
 - loose: rows of `images` that may be deleted.
 - fillable: buckets of paths whose rows in the ledger lack an inode; they become `refreshed` with the next changes.
+
+Of the parts to commit, and of the rows to change in them:
+
+- ambiguous_hashes: hashes of the contents that may be in several parts, or in the table already.
+- ambiguous_rows, resolved_rows: rows in parts with such a content, and stored images with such a content.
+- rows_to_insert: of these, images to insert, each with the first part that has it.
+- parts: parts with images to insert, and their numbers of rows.
+- rows_to_drop: images in these parts that are not to be inserted.
+- moved_in_parts, reassigned: images whose assigned split differs from the split in the part, and their parts.
 """
 
 from tasks.model_package.decode import Reason
@@ -72,6 +81,9 @@ WHERE ledger_sha256 IS NULL OR sha256 <> ledger_sha256
 
 UNCHANGED_FAILED = "DELETE FROM changed WHERE path IN (SELECT path FROM failed)"
 """After `affected`: the images of these files are resolved with their rows of the ledger."""
+
+WITHOUT_FAILED = (REFRESHED, REPLACED, STAGED, AFFECTED, UNCHANGED_FAILED)
+"""Queries to run in this order for the files that were read."""
 
 READ = "CREATE OR REPLACE TEMP VIEW read AS SELECT *, split AS split_in_part FROM staged"
 
@@ -146,6 +158,9 @@ FROM candidates f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha2
     LEFT JOIN conflicts x ON c.sha256 = x.sha256
 """  # noqa: S608  # constants of the tables
 
+RESOLUTION = (RECALLED, CANDIDATES, REPEATED, CONTENTS, CONFLICTS, RESOLVING)
+"""Queries to run in this order for the outcomes of all files with the same contents."""
+
 OTHERS = """
 CREATE OR REPLACE VIEW others AS
 SELECT path, label, split, size, modified_at, changed_at, inode, sha256, outcome, reason, detail
@@ -163,8 +178,8 @@ SELECT *, CASE WHEN split IS NULL AND reason IS NULL THEN draw_of($seed, sha256)
 
 SPLIT_COUNTS = """
 SELECT label, split, count(*) FROM (
-    SELECT label, split FROM others WHERE outcome = $stored
-    UNION ALL SELECT label, split FROM drawn WHERE outcome = $stored
+    SELECT label, split FROM others WHERE outcome = 'stored'
+    UNION ALL SELECT label, split FROM drawn WHERE outcome = 'stored'
     UNION ALL SELECT label, split FROM kept
 ) GROUP BY ALL
 """
@@ -173,7 +188,7 @@ BOUNDS = """
 CREATE OR REPLACE TABLE bounds AS
 WITH ranked AS (
     SELECT label, draw, row_number() OVER (PARTITION BY label ORDER BY draw) - 1 AS rank
-    FROM drawn WHERE outcome = $stored AND split IS NULL
+    FROM drawn WHERE outcome = 'stored' AND split IS NULL
 )
 SELECT label, assigned.split, draw AS lower,
     lead(draw, 1, 1::BIGINT << 60) OVER (PARTITION BY label ORDER BY draw) AS upper
@@ -224,7 +239,7 @@ WITH differing AS (
         AND o.sha256 IS NOT DISTINCT FROM l.sha256 AND o.reason IS NOT DISTINCT FROM l.reason
         AND o.detail IS NOT DISTINCT FROM l.detail
     UNION ALL
-    SELECT path, label, split, size, modified_at, changed_at, inode, sha256, $deleted, NULL, NULL
+    SELECT path, label, split, size, modified_at, changed_at, inode, sha256, 'deleted', NULL, NULL
     FROM known SEMI JOIN (FROM changed WHERE status = 'gone') USING (path)
 )
 SELECT path, label, split, size, modified_at, sha256, outcome, reason, detail, $seen_at::TIMESTAMPTZ AS seen_at,
@@ -259,3 +274,81 @@ SELECT path, l.changed_at, l.inode FROM (FROM listing WHERE inode IS NOT NULL) l
 COUNT_CHANGES = f"""
 SELECT (SELECT count(*) FROM ({CHANGES})), (SELECT count(*) FROM ledger SEMI JOIN ({CHANGES}) USING (path))
 """  # noqa: S608  # text of this module
+
+
+AMBIGUOUS_HASHES = """
+CREATE OR REPLACE TABLE ambiguous_hashes AS
+-- An image with another content is in one part alone, and is to be inserted.
+SELECT key FROM repeated UNION SELECT hash(sha256) FROM loose
+"""
+
+AMBIGUOUS_ROWS = """
+CREATE OR REPLACE TABLE ambiguous_rows AS
+SELECT part, sha256, label, split FROM staged SEMI JOIN ambiguous_hashes ON hash(sha256) = key WHERE part IS NOT NULL
+"""
+
+RESOLVED_ROWS = """
+CREATE OR REPLACE TABLE resolved_rows AS FROM resolved_images SEMI JOIN ambiguous_hashes ON hash(sha256) = key
+"""
+
+ROWS_TO_INSERT = """
+CREATE OR REPLACE TABLE rows_to_insert AS
+SELECT sha256, min(part) AS part
+FROM ambiguous_rows SEMI JOIN (FROM resolved_rows ANTI JOIN loose USING (sha256, label, split)) USING (sha256, label)
+GROUP BY sha256
+"""
+
+PARTS = """
+CREATE OR REPLACE TABLE parts AS
+SELECT part, sum(num_rows)::BIGINT AS num_rows FROM (
+    SELECT part, count(*) AS num_rows FROM staged ANTI JOIN ambiguous_hashes ON hash(sha256) = key
+    WHERE part IS NOT NULL GROUP BY part
+    UNION ALL
+    SELECT part, count(*) FROM rows_to_insert GROUP BY part
+) GROUP BY part
+"""
+
+ROWS_TO_DROP = """
+CREATE OR REPLACE TABLE rows_to_drop AS
+SELECT DISTINCT part, sha256
+FROM ambiguous_rows SEMI JOIN parts USING (part) ANTI JOIN rows_to_insert USING (part, sha256)
+"""
+
+MOVED_IN_PARTS = """
+CREATE OR REPLACE TABLE moved_in_parts AS
+SELECT sha256, label, split FROM resolved ANTI JOIN ambiguous_hashes ON hash(sha256) = key WHERE is_moved
+"""
+
+REASSIGNED = """
+CREATE OR REPLACE TABLE reassigned AS
+SELECT d.part, d.sha256, o.split
+FROM ambiguous_rows d JOIN resolved_rows o ON d.sha256 = o.sha256 AND d.label = o.label WHERE d.split <> o.split
+UNION
+SELECT s.part, s.sha256, o.split
+FROM staged s JOIN moved_in_parts o ON s.sha256 = o.sha256 AND s.label = o.label WHERE s.part IS NOT NULL
+"""
+
+CHOICE_OF_PARTS = (
+    AMBIGUOUS_HASHES,
+    AMBIGUOUS_ROWS,
+    RESOLVED_ROWS,
+    ROWS_TO_INSERT,
+    PARTS,
+    ROWS_TO_DROP,
+    MOVED_IN_PARTS,
+    REASSIGNED,
+)
+"""Queries to run in this order for the parts to commit, and the rows to change in them."""
+
+WHOLE_PARTS = """
+SELECT part, num_rows FROM parts
+WHERE part NOT IN (SELECT part FROM rows_to_drop UNION ALL SELECT part FROM reassigned) ORDER BY part
+"""
+
+EDITS = """
+SELECT part, sha256, split FROM (
+    SELECT part, sha256, NULL AS split FROM rows_to_drop
+    UNION ALL
+    SELECT part, sha256, split FROM reassigned ANTI JOIN rows_to_drop USING (part, sha256)
+) SEMI JOIN parts USING (part) ORDER BY part, sha256
+"""

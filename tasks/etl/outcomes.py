@@ -1,22 +1,24 @@
-"""Comparison of a source with the tables, and the outcome of each file.
+"""Comparison of a source with the tables, the outcome of each file, and the changes to write.
 
 The outcomes are stored, duplicate, quarantined and deleted.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
 from tasks.etl.extract import MAX_FILE_BYTES
-from tasks.etl.ledger_changes import LedgerChanges, find_changes
-from tasks.etl.part_edits import Edits, find_edits
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
 from tasks.model_package.decode import Reason
-from tasks.schema import IMAGE_KEYS_ARROW, STORED, TO_READ_ARROW
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, TO_READ_ARROW
 from tasks.tables.parquet_rows import ParquetRows
+from tasks.tables.parts import REWRITE_ARROW
 from tasks.tables.relations import Relations
 from tasks.text.forms import as_known
 
@@ -37,6 +39,74 @@ ASSIGNED_ARROW = pa.schema(
 
 FORMS_ARROW = pa.schema([("label", pa.string()), ("form", pa.string())])
 """Labels of a listing that the table has, or gets, in another form of Unicode."""
+
+EDITS_ARROW = pa.schema([("part", pa.string()), ("sha256", pa.string()), ("split", pa.string())])
+"""Rows of parts to remove (split is null) or to give another split."""
+
+FILLED_ROWS = 1_000_000
+"""Number of rows of an earlier release that one run completes: about 300 MB in memory."""
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Rows of parts to remove or change before the parts are committed.
+
+    Attributes:
+        whole: Parts that are committed as they are, with their numbers of rows.
+    """
+
+    whole: dict[str, int]
+    _relations: Relations
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the other parts with rows to insert, with the columns of REWRITE_ARROW.
+
+        Rows that are a duplicate in another part, in conflict, or in the table already are removed.
+        """
+        remaining = EDITS_ARROW.empty_table()
+        for batch in self._relations.batches(queries.EDITS, EDITS_ARROW):
+            rows = pa.concat_tables([remaining, pa.Table.from_batches([batch])]).combine_chunks()
+            # The last part may continue in the next batch.
+            first_of_last = pc.index(rows["part"], rows["part"][-1]).as_py()
+            if first_of_last:
+                yield _by_part(rows.slice(0, first_of_last))
+            remaining = rows.slice(first_of_last)
+        if remaining.num_rows:
+            yield _by_part(remaining)
+
+
+def _by_part(rows: pa.Table) -> pa.RecordBatch:
+    """Return the rows of EDITS_ARROW, which are ordered by part, as one row of REWRITE_ARROW per part."""
+    rows = rows.combine_chunks()
+    runs = pc.run_end_encode(rows["part"].combine_chunks())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), runs.run_ends.cast(pa.int32())])
+    lists = [pa.ListArray.from_arrays(offsets, rows[name].combine_chunks()) for name in ("sha256", "split")]
+    return pa.RecordBatch.from_arrays([runs.values, *lists], schema=REWRITE_ARROW)
+
+
+@dataclass(frozen=True)
+class LedgerChanges:
+    """New and changed rows of the ledger.
+
+    Attributes:
+        num_rows: Number of rows.
+        all_new: Whether no row has a path that the ledger has.
+    """
+
+    num_rows: int
+    all_new: bool
+    _relations: Relations
+    _seen_at: datetime
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, with the columns of FILES_ARROW, ordered by path."""
+        # A query and not a table, since the changes of a first run are as large as the ledger.
+        query = f"FROM ({queries.CHANGES}) ORDER BY path"
+        return self._relations.batches(query, FILES_ARROW, {"seen_at": self._seen_at})
+
+    def table(self) -> pa.Table:
+        """Return the rows as a table in memory."""
+        return pa.Table.from_batches(self.batches(), FILES_ARROW)
 
 
 class Comparison:
@@ -80,18 +150,18 @@ class Comparison:
         for name, rows in (("listing", listing), ("ledger", ledger), ("existing", existing)):
             self._relations.add(name, rows)
         self.decomposed = self._use_forms_of_table(listing)
-        for macro in (comparison_queries.BUCKET_OF, queries.DRAW_OF, comparison_queries.KNOWN):
-            self._relations.run(macro)
+        self._run(comparison_queries.BUCKET_OF, queries.DRAW_OF, comparison_queries.KNOWN)
         self._find_changed()
-        for query in comparison_queries.TOUCHED:
-            self._relations.run(query)
-        self._relations.run(comparison_queries.UNSETTLED, {"stored": STORED})
-        self._relations.run(comparison_queries.LOST, {"stored": STORED})
-        self._relations.run(comparison_queries.UNCHANGED)
-        self._relations.run(comparison_queries.ORPHANS, {"stored": STORED})
+        self._run(*comparison_queries.AFTER_CHANGED)
         self._relations.run(comparison_queries.ABSENT, {"keep": keep_deleted and not replaced})
-        self._relations.run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged")
-        self._relations.run(comparison_queries.KEPT)
+        self._run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged", comparison_queries.KEPT)
+
+    def _run(self, *statements: str) -> None:
+        for statement in statements:
+            self._relations.run(statement)
+
+    def _count(self, relation: str) -> int:
+        return int(self._relations.rows(f"SELECT count(*) FROM {relation}")[0][0])  # noqa: S608  # text of this module
 
     def _use_forms_of_table(self, listing: pa.Table | ParquetRows) -> list[str]:
         """Give labels the form of Unicode that the table has, else the composed form; return the table's other forms.
@@ -121,19 +191,16 @@ class Comparison:
 
     def num_new(self) -> int:
         """Return the number of new and changed files, including files that may have been only touched."""
-        return int(self._relations.rows("SELECT count(*) FROM changed WHERE status = 'new'")[0][0]) + self.num_touched()
+        return self._count("changed WHERE status = 'new'") + self.num_touched()
 
     def num_touched(self) -> int:
         """Return the number of files of which only inode or time of status change differ from the ledger's."""
-        return int(self._relations.rows("SELECT count(*) FROM touched")[0][0])
+        return self._count("touched")
 
     def is_up_to_date(self) -> bool:
         """Return whether all files are unchanged and `images` has exactly the rows of the stored and kept images."""
-        query = """
-            SELECT (SELECT count(*) FROM changed) + (SELECT count(*) FROM touched) = 0
-               AND (SELECT count(*) FROM orphans) = (SELECT count(*) FROM kept)
-        """
-        return bool(self._relations.rows(query)[0][0])
+        is_settled = self._count("orphans") == self._count("kept")
+        return is_settled and not (self._count("changed") or self.num_touched())
 
     def to_read(self) -> pa.Table:
         """Return the columns of TO_READ_ARROW of the files to read, ordered by path."""
@@ -160,25 +227,20 @@ class Comparison:
         """
         self._relations.add("read_rows", read)
         self._relations.run(queries.FAILED, {"max_bytes": MAX_FILE_BYTES, "replaced": self._replaced})
-        for query in (queries.REFRESHED, queries.REPLACED, queries.STAGED, queries.AFFECTED, queries.UNCHANGED_FAILED):
-            self._relations.run(query)
+        self._run(*queries.WITHOUT_FAILED)
         if self._rule is None:
-            self._relations.run(queries.READ)
+            self._run(queries.READ)
         else:
             self._relations.run(queries.KNOWN_SPLITS, {"replaced": self._replaced})
-            self._relations.run(queries.READ_WITH_KNOWN_SPLITS)
-        for query in (queries.RECALLED, queries.CANDIDATES, queries.REPEATED, queries.CONTENTS, queries.CONFLICTS):
-            self._relations.run(query)
-        self._relations.run(queries.RESOLVING)
+            self._run(queries.READ_WITH_KNOWN_SPLITS)
+        self._run(*queries.RESOLUTION)
         # An image of a deleted file is not kept if a file of the source has the same content: that file's label counts.
-        self._relations.run(
-            "CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged UNION ALL SELECT sha256 FROM read"
+        self._run(
+            "CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged UNION ALL SELECT sha256 FROM read",
+            *(comparison_queries.KEPT, queries.LOOSE, queries.OTHERS),
         )
-        for query in (comparison_queries.KEPT, queries.LOOSE, queries.OTHERS):
-            self._relations.run(query)
         self._assign_splits()
-        for query in (queries.OUTCOMES, queries.STORED_IMAGES, queries.ASSIGNED_IMAGES):
-            self._relations.run(query)
+        self._run(queries.OUTCOMES, queries.STORED_IMAGES, queries.ASSIGNED_IMAGES)
 
     def _assign_splits(self) -> None:
         """Assign splits to the images without one, in the order of a hash of seed and content."""
@@ -186,7 +248,7 @@ class Comparison:
         self._relations.run(queries.DRAWN, {"seed": 0 if rule is None else rule.seed})
         existing: dict[str, Counts] = {}
         new: dict[str, int] = {}
-        for label, split, number in self._relations.rows(queries.SPLIT_COUNTS, {"stored": STORED}):
+        for label, split, number in self._relations.rows(queries.SPLIT_COUNTS):
             if split is None:
                 new[label] = number
             else:
@@ -194,7 +256,7 @@ class Comparison:
         ranges = () if rule is None else apportion_classes(existing, new, rule)
         assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in ranges]
         self._relations.add("assigned", pa.Table.from_pylist(assigned, schema=ASSIGNED_ARROW))
-        self._relations.run(queries.BOUNDS, {"stored": STORED})
+        self._relations.run(queries.BOUNDS)
         self._relations.run(queries.RESOLVED)
 
     def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
@@ -224,7 +286,8 @@ class Comparison:
 
     def edits(self) -> Edits:
         """Return which parts contain exactly images to insert, and the changes to the others that have such images."""
-        return find_edits(self._relations)
+        self._run(*queries.CHOICE_OF_PARTS)
+        return Edits(dict(self._relations.rows(queries.WHOLE_PARTS)), self._relations)
 
     def surplus(self) -> pa.Table:
         """Return sha256 of the rows of `images` that belong to neither a stored nor a kept image."""
@@ -237,7 +300,7 @@ class Comparison:
 
     def num_existing(self) -> int:
         """Return the number of rows of `images` before the run."""
-        return int(self._relations.rows("SELECT count(*) FROM existing")[0][0])
+        return self._count("existing")
 
     def parts_with_moved(self) -> set[str]:
         """Return the names of the parts with an image whose label or split differs from the table's."""
@@ -248,8 +311,15 @@ class Comparison:
         return {part for (part,) in self._relations.rows(query)}
 
     def ledger_changes(self, seen_at: datetime) -> LedgerChanges:
-        """Return the new and changed rows of the ledger.
+        """Return the new and changed rows of the ledger, once all outcomes are determined.
 
-        Files that are no longer in the source have the outcome deleted.
+        Files that are no longer in the source have the outcome deleted. If there are changes, up to FILLED_ROWS rows of
+        an earlier release get the inode and time of status change that they lack.
         """
-        return find_changes(self._relations, seen_at)
+        values = {"seen_at": seen_at}
+        ((num_changes, num_known),) = self._relations.rows(queries.COUNT_CHANGES, values)
+        if num_changes and self._relations.rows("SELECT 1 FROM known WHERE inode IS NULL LIMIT 1"):
+            self._relations.run(queries.FILLABLE, {"most": FILLED_ROWS})
+            self._run(queries.FILL)
+            ((num_changes, num_known),) = self._relations.rows(queries.COUNT_CHANGES, values)
+        return LedgerChanges(num_changes, num_known == 0, self._relations, seen_at)

@@ -15,9 +15,9 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl import ingest as ingest_module
-from tasks.etl import outcomes
 from tasks.etl.extract import split_of
 from tasks.etl.ingest import ingest_images, ingest_source, prepare_ingest
+from tasks.etl.outcomes import Comparison
 from tasks.schema import ADDED_TO_FILES
 from tasks.storage import resolve_storage
 from tests.builders.etl_tables import SETTINGS, etl_settings, ingest, ledger, stored, versions
@@ -238,8 +238,8 @@ def test_ledger_of_an_earlier_release_that_only_spark_reads_is_continued(spark, 
     images, files = versions(spark, storage)
     assert (ingest(source, storage).changed, versions(spark, storage)) == (False, (images, files))
     write_images(source, per_class=1, first=100)
-    computed, find = [], outcomes.find_changes
-    monkeypatch.setattr(outcomes, "find_changes", lambda *given: computed.append(find(*given)) or computed[-1])
+    computed, find = [], Comparison.ledger_changes
+    monkeypatch.setattr(Comparison, "ledger_changes", lambda *given: computed.append(find(*given)) or computed[-1])
     assert ingest(source, storage).stored == 63
     assert len(computed) == 1
     assert without_inode(spark, storage) == set()

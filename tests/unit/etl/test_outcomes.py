@@ -10,7 +10,7 @@ import pytest
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl import comparison_queries, ledger_changes
+from tasks.etl import comparison_queries, outcomes
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.ingest import _check_gates
 from tasks.etl.outcomes import Comparison
@@ -549,7 +549,7 @@ def test_rows_of_an_earlier_release_are_completed_with_the_next_changes(
         assert resolve(comparison) == {}
     new = listed("dog/a.jpg", **STATUS)
     for most, completed in ((1_000_000, 20), (7, 7)):
-        monkeypatch.setattr(ledger_changes, "FILLED_ROWS", most)
+        monkeypatch.setattr(outcomes, "FILLED_ROWS", most)
         with compare([*listing, new], ledger, images) as comparison:
             found = resolve(comparison, read("dog/a.jpg", "d", **STATUS))
             rows = {row["path"]: row for row in comparison.ledger_changes(NOW).table().to_pylist()}
