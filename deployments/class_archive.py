@@ -31,8 +31,8 @@ def write_archive(java: str) -> None:
     """
     # Here and not at the top: every `make` runs this module, and rarely this function.
     from tasks.cache.materialize import materialize_cache
-    from tasks.etl.digits import write_digits
     from tasks.etl.ingest import ingest_images
+    from tasks.etl.source import write_digits
 
     archive = class_archive(java)
     partial = archive.with_suffix(".partial")

@@ -10,8 +10,8 @@ from PIL import Image, ImageOps
 
 from tasks.schema import CHANGE_FEED, IMAGES_ARROW, TEST
 from tasks.storage import Storage
-from tasks.tables.append import append_rows
-from tasks.tables.snapshots import has_table, latest, read_batches
+from tasks.tables.direct_commits import append_rows
+from tasks.tables.snapshots import latest, newest_snapshot, read_batches
 
 DEPLOYMENT = "predict-stream/predict-stream"
 
@@ -29,7 +29,7 @@ def add_arrivals(storage: Storage) -> str:
     The champion has predicted none of them: the stream has images to predict.
     """
     path = storage.table(ARRIVALS)
-    if has_table(None, path):
+    if newest_snapshot(None, path) is not None:
         return path
     batches = read_batches(latest(None, storage.table("images")), ARRIVALS_ARROW, {"split": TEST}, NUM_IMAGES)
     images = (content for batch in batches for content in batch["content"].to_pylist())

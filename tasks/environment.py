@@ -73,7 +73,7 @@ def has_spark_secret() -> bool:
 
 
 PRELOAD = "LAKEVISION_PRELOAD"
-"""The variable with the module that the daemon of Spark's Python workers imports; set by `tasks.spark.preload`."""
+"""The variable with the module that the daemon of Spark's Python workers imports; set by `preload` of the session."""
 
 
 def module_to_preload() -> str | None:

@@ -25,10 +25,9 @@ from tasks.object_store import file_system
 from tasks.progress.count import counted
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
-from tasks.spark.cluster import num_task_slots
-from tasks.spark.progress import count_ended_tasks, num_tasks
+from tasks.spark.cluster import check_visible, num_task_slots
 from tasks.spark.session import spark_session
-from tasks.spark.visible_folders import check_visible
+from tasks.spark.worker_log import count_ended_tasks, num_tasks
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock

@@ -19,8 +19,7 @@ from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import decode_pixels, encode_jpeg
 from tasks.object_store import file_system
 from tasks.schema import CACHE_PART_ARROW, cache_schema
-from tasks.spark.progress import EndedParts
-from tasks.spark.worker_log import WorkerCount, log_from_worker
+from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
 
 PADDING = -1
 """Label and row number of a padding row."""

@@ -2,23 +2,24 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from PIL import Image
 from pyspark import Accumulator
 
 from tasks.config.etl import EtlConfig
-from tasks.etl.edges import Edges, draw_of
-from tasks.etl.near_duplicates import dhash
 from tasks.model_package.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.paths import GONE, is_inside
 from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
-from tasks.spark.progress import EndedParts
-from tasks.spark.worker_log import WorkerCount, log_from_worker
-from tasks.tables.parts import PartTarget, PartWriter
-from tasks.tables.rewriting import Mapper
+from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
+from tasks.tables.parts import Mapper, PartTarget, PartWriter
 
 STORED_QUALITY = 90
 """JPEG quality of images that are stored scaled down, on libjpeg's scale."""
@@ -30,6 +31,15 @@ VANISHED = "FileNotFoundException"
 """Java's exception for a file that was removed after it was listed."""
 
 
+DEVIATIONS = 4
+"""Half-width of an edge in standard deviations; the true edge lies outside in one of sixteen thousand cases."""
+
+
+def draw_of(sha256: str, seed: int) -> float:
+    """Return an image's position in the order in which images are assigned to splits, in [0, 1)."""
+    return int(hashlib.sha256(f"{seed}:{sha256}".encode()).hexdigest()[:15], 16) / 16**15
+
+
 def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) -> str:
     """Return the split of an image as a function of its content and the seed only.
 
@@ -39,6 +49,38 @@ def split_of(sha256: str, seed: int, val_fraction: float, test_fraction: float) 
     if draw < test_fraction:
         return TEST
     return VAL if draw < test_fraction + val_fraction else TRAIN
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Expected positions of the edges between splits in each class, near which the final split of an image may differ.
+
+    A worker writes these images into separate parts. Otherwise nearly every part would be rewritten: of a thousand
+    images, at least one usually gets another split.
+
+    Attributes:
+        seed: Seed of the split.
+        cuts: Positions that follow from the fractions.
+        sizes: Number of images to assign, by label.
+    """
+
+    seed: int
+    cuts: tuple[float, float]
+    sizes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, etl: EtlConfig, listing: pa.Table) -> Self:
+        """Return the edges for the listed files, under the assumption that all of them are valid images."""
+        counts = pc.value_counts(listing["label"]).to_pylist()
+        sizes = {found["values"]: found["counts"] for found in counts if found["values"] is not None}
+        return cls(etl.split_seed, (etl.test_fraction, etl.test_fraction + etl.val_fraction), sizes)
+
+    def has(self, sha256: str, label: str) -> bool:
+        """Return whether an image is near an edge; the position of the k-th of n images varies as a binomial share."""
+        draw, size = draw_of(sha256, self.seed), self.sizes[label]
+        return any(
+            0 < cut < 1 and abs(draw - cut) < DEVIATIONS * sqrt(cut * (1 - cut) / size) + 1 / size for cut in self.cuts
+        )
 
 
 def read_whole(file: Path, root: str) -> bytes:
@@ -122,6 +164,17 @@ def examine_image(content: bytes, label: str | None, split: str | None, etl: Etl
         return row | {"reason": bad.reason.value, "detail": bad.detail}
     row["split"] = split or split_of(row["sha256"], etl.split_seed, etl.val_fraction, etl.test_fraction)
     return row | stored._asdict()
+
+
+def dhash(image: Image.Image) -> int:
+    """Return the difference hash of an image: 64 bits as a signed integer, since Spark has no unsigned integers.
+
+    The image is averaged down to 9x8 gray cells; a bit is set if a cell is brighter than its left neighbour.
+    Scaling, compression and brightness change few bits or none (Krawetz, "Kind of Like That", 2013).
+    """
+    cells = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX))
+    bits = np.packbits(cells[:, 1:] > cells[:, :-1])
+    return int.from_bytes(bits.tobytes(), "big", signed=True)
 
 
 class StoredImage(NamedTuple):

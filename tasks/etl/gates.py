@@ -77,8 +77,9 @@ def check_bad_fraction(counts: FileCounts, etl: EtlConfig) -> None:
     if bad > etl.max_bad_fraction * total:
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(counts.reasons.items()))
         raise WrongInput(
-            f"{bad} of {total} files cannot be used ({reasons}), more than etl.max_bad_fraction "
-            f"{etl.max_bad_fraction}: fix the source or raise the fraction; the tables are unchanged"
+            f"{bad} of {total} files cannot be used ({reasons}), more than etl.max_bad_fraction {etl.max_bad_fraction}",
+            setting="etl.max_bad_fraction",
+            way_out="fix the source or raise the fraction; the tables are unchanged",
         )
 
 
@@ -93,8 +94,9 @@ def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
         named = join_names([f"'{label}' {number}" for number, label in small[:NUM_NAMED]], len(small))
         raise WrongInput(
             f"{len(small)} of {len(counts.images)} classes have fewer usable images than etl.min_images_per_class "
-            f"{etl.min_images_per_class} ({named}): add images, remove the classes from the source, or lower "
-            "the bound; the tables are unchanged"
+            f"{etl.min_images_per_class} ({named})",
+            setting="etl.min_images_per_class",
+            way_out="add images, remove the classes from the source, or lower the bound; the tables are unchanged",
         )
 
 
@@ -112,8 +114,10 @@ def too_many_deleted(lost: str, setting: str, unchanged: str) -> WrongInput:
         unchanged: The end of the message.
     """
     return WrongInput(
-        f"{lost}: check that all of the source is there, such as a mounted class folder; if these images are to leave, "
-        f"set {setting} to 1 for one run; {unchanged}"
+        lost,
+        setting=setting,
+        way_out="check that all of the source is there, such as a mounted class folder; if these images are to leave, "
+        f"set {setting} to 1 for one run; {unchanged}",
     )
 
 

@@ -12,9 +12,8 @@ from pyspark.sql.types import StructField
 
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
-from tasks.etl.commits import write_files, write_images
-from tasks.etl.edges import Edges
-from tasks.etl.extract import make_decoder, make_reader
+from tasks.etl.commits import is_swept, staged_parts, sweep_killed_runs, write_files, write_images
+from tasks.etl.extract import Edges, make_decoder, make_reader
 from tasks.etl.gates import (
     FileCounts,
     check_bad_fraction,
@@ -24,9 +23,7 @@ from tasks.etl.gates import (
 )
 from tasks.etl.labels import MAX_GROUPS
 from tasks.etl.outcomes import Comparison
-from tasks.etl.remote import read_remote
-from tasks.etl.source import Source, newest_commits, prepare_source, relist_if_outdated
-from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
+from tasks.etl.source import Source, newest_commits, prepare_source, read_remote, relist_if_outdated
 from tasks.etl.stratify import SplitRule
 from tasks.model_package.decode import Reason
 from tasks.progress.count import counted
@@ -42,14 +39,15 @@ from tasks.schema import (
     READ_ARROW,
     STORED,
 )
-from tasks.spark.cluster import num_task_slots
-from tasks.spark.progress import count_ended_tasks
+from tasks.spark.cluster import check_file_visible, check_visible, num_task_slots
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
-from tasks.spark.visible_folders import check_file_visible, check_visible
+from tasks.spark.worker_log import count_ended_tasks
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
-from tasks.tables import delta, rewriting, snapshots
+from tasks.tables import delta, snapshots
+from tasks.tables.delta_internals import Snapshot
+from tasks.tables.direct_commits import DRIVER_BYTES
 from tasks.tables.parquet_rows import ParquetRows, spool_rows
 from tasks.tables.parts import PartTarget, make_row_writer, read_rows
 from tasks.tables.properties import (
@@ -124,7 +122,7 @@ def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, s
     return _Tables(*paths, rows["files"], rows["images"], versions, replaced, etl, wanted, lacking)
 
 
-def _open_table(spark: SparkSession | None, path: str) -> snapshots.Snapshot | None:
+def _open_table(spark: SparkSession | None, path: str) -> Snapshot | None:
     """Open the newest version of a table, after its creation by a run that was killed is completed."""
     found = snapshots.newest_snapshot(spark, path)
     if found is None or SOURCE_PROPERTY in found.properties:
@@ -150,7 +148,7 @@ def _read_new(
     tasks = min(listing.num_rows, rounds * cores)  # full rounds: no core is idle while another runs its last task
     files = spark.createDataFrame(listing).repartition(tasks)
     # Separate parts near the edges double the number of parts: worthwhile only if copying parts is expensive.
-    is_large = (pc.sum(listing["size"]).as_py() or 0) > rewriting.DRIVER_BYTES
+    is_large = (pc.sum(listing["size"]).as_py() or 0) > DRIVER_BYTES
     edges = Edges.of(etl, listing) if is_large and etl.split_by == "stratified" else None
     ended = count_ended_tasks(spark.sparkContext)
     if isinstance(source.location, Path):

@@ -62,34 +62,33 @@ def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
     Raises:
         WrongInput: The file is missing or damaged, lacks a column, or has contradictory rows for one path.
     """
-    setting = f"etl.labels.file is '{file}'"
     wanted = ["path", "label", "split"] if with_split else ["path", "label"]
-    table = _read_table(file, setting)
+    table = _read_table(file)
     for name in wanted:
         if (count := table.column_names.count(name)) > 1:
-            raise WrongInput(f"{setting}, which has the column {name} {count} times: keep one of them")
+            raise _unusable(file, f"has the column {name} {count} times", "keep one of them")
     lacking = [name for name in wanted if name not in table.column_names]
     if lacking:
-        raise WrongInput(
-            f"{setting}, which has the columns {', '.join(table.column_names)} and lacks {', '.join(lacking)}: "
-            f"name its columns {', '.join(wanted)}"
-        )
+        found = f"has the columns {', '.join(table.column_names)} and lacks {', '.join(lacking)}"
+        raise _unusable(file, found, f"name its columns {', '.join(wanted)}")
     try:
         columns = [table[name].cast(pa.string()).to_pylist() for name in wanted]
     except pa.ArrowException as error:
         raise WrongInput(
-            f"{setting}, whose columns are not text ({error}): write {', '.join(wanted)} as text"
+            f"etl.labels.file is '{file}', whose columns are not text ({error})",
+            setting="etl.labels.file",
+            way_out=f"write {', '.join(wanted)} as text",
         ) from None
     named: dict[str, Named] = {}
     for path, label, *rest in zip(*columns, strict=True):
         split = rest[0] if rest else None
         if not path:
-            raise WrongInput(f"{setting}, which has a row without a path (label '{label}'): remove it")
+            raise _unusable(file, f"has a row without a path (label '{label}')", "remove it")
         if with_split and split not in SPLITS:
-            raise WrongInput(f"{setting}, which gives '{path}' the split '{split}': use {', '.join(SPLITS)}")
+            raise _unusable(file, f"gives '{path}' the split '{split}'", f"use {', '.join(SPLITS)}")
         key = str(PurePosixPath(path))  # ./cat/1.jpg and cat/1.jpg are the same path
         if named.setdefault(key, (label or None, split)) != (label or None, split):
-            raise WrongInput(f"{setting}, which has contradictory rows for '{key}': keep one of them")
+            raise _unusable(file, f"has contradictory rows for '{key}'", "keep one of them")
     return named
 
 
@@ -105,13 +104,17 @@ def _open(file: str, path: Path | None) -> Any:
     return io.BytesIO(content)
 
 
-def _read_table(file: str, setting: str) -> pa.Table:
+def _unusable(file: str, problem: str, way_out: str) -> WrongInput:
+    return WrongInput(f"etl.labels.file is '{file}', which {problem}", setting="etl.labels.file", way_out=way_out)
+
+
+def _read_table(file: str) -> pa.Table:
     path = None if is_url(file) else local_path(file)
     if path is None:
         try:
             check_remote_file(file)
         except ValueError as error:
-            raise WrongInput(f"etl.labels.file: {error}") from None
+            raise WrongInput(f"etl.labels.file: {error}", setting="etl.labels.file") from None
     try:
         with _open(file, path) as opened:
             if file.lower().endswith(".parquet"):
@@ -121,9 +124,9 @@ def _read_table(file: str, setting: str) -> pa.Table:
             options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
             return pyarrow.csv.read_csv(opened, convert_options=options)
     except FileNotFoundError:
-        raise WrongInput(f"{setting}, which does not exist: check the path") from None
+        raise _unusable(file, "does not exist", "check the path") from None
     except Exception as error:  # Each file system and format raises its own exceptions.
-        raise WrongInput(f"{setting}, which cannot be read ({error}): give a readable CSV or Parquet file") from error
+        raise _unusable(file, f"cannot be read ({error})", "give a readable CSV or Parquet file") from error
 
 
 class _PatternLabels:

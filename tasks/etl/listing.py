@@ -166,7 +166,9 @@ def local_files(
     found = _status(str(source), setting)
     if found is None or not stat.S_ISDIR(found.st_mode):
         problem = "does not exist" if found is None else "is not a folder"
-        raise WrongInput(f"{setting} is '{source}', which {problem}: give a folder of {what}")
+        raise WrongInput(
+            f"{setting} is '{source}', which {problem}", setting=setting, way_out=f"give a folder of {what}"
+        )
     below = len(os.path.join(source, ""))
     files = ListedFiles()
     walk = _Walk(str(source), os.path.realpath(source), setting, own)
@@ -208,8 +210,9 @@ def local_files(
     if now is None or not os.path.samestat(found, now):
         # Without this, all that was not listed would look deleted.
         raise SourceUnavailable(
-            f"{setting} is '{source}', which was unmounted, moved or replaced while its files were listed: check the "
-            "disk or network share, and run again"
+            f"{setting} is '{source}', which was unmounted, moved or replaced while its files were listed",
+            setting=setting,
+            way_out="check the disk or network share, and run again",
         )
     yield files
 
@@ -270,7 +273,9 @@ def check_not_empty(listing: SpooledRows, source: str, setting: str = "source") 
     """
     if not listing.num_rows:
         raise WrongInput(
-            f"{setting} is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file: check the path"
+            f"{setting} is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file",
+            setting=setting,
+            way_out="check the path",
         )
 
 
@@ -299,11 +304,16 @@ def check_labels(listing: SpooledRows, source: str, etl: EtlConfig) -> None:
         thing = "class folder" if etl.labels.by == "folder" else f"label by etl.labels.{etl.labels.by}"
         named = f"only the {thing} '{labels[0]}'" if labels else f"no {thing}"
         things = "class folders" if etl.labels.by == "folder" else "labels"
-        raise WrongInput(f"source is '{source}', which has {named}: a classifier needs at least two {things}")
+        raise WrongInput(
+            f"source is '{source}', which has {named}",
+            setting="source",
+            way_out=f"a classifier needs at least two {things}",
+        )
     if etl.split_by == "folder" and listing.values("split").to_pylist() == [None]:
         raise WrongInput(
-            f"etl.split_by is 'folder', but no path below '{source}' has a folder {', '.join(SPLITS)}: "
-            "rename the folders, or set etl.split_by to 'stratified'"
+            f"etl.split_by is 'folder', but no path below '{source}' has a folder {', '.join(SPLITS)}",
+            setting="etl.split_by",
+            way_out="rename the folders, or set etl.split_by to 'stratified'",
         )
 
 
@@ -319,6 +329,7 @@ def check_splits(listing: SpooledRows, etl: EtlConfig) -> None:
     for split in SPLITS:
         if split not in found:
             raise WrongInput(
-                f"etl.split_by is '{etl.split_by}', which puts no file into the split '{split}': training needs "
-                f"{', '.join(SPLITS)}; put files into it, or set etl.split_by to 'stratified'"
+                f"etl.split_by is '{etl.split_by}', which puts no file into the split '{split}'",
+                setting="etl.split_by",
+                way_out=f"training needs {', '.join(SPLITS)}; put files into it, or set etl.split_by to 'stratified'",
             )

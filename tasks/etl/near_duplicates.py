@@ -1,4 +1,4 @@
-"""Near-duplicates: a perceptual hash of images, and the search for similar images in different splits."""
+"""Near-duplicates: the search for similar images in different splits, by their perceptual hashes."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,6 @@ from math import comb
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from tasks.system.cores import num_cores
 
@@ -36,17 +35,6 @@ SPREAD = np.uint64(0x9E3779B97F4A7C15)
 """Odd multiplier that spreads the bits of a key over the highest bits (Knuth, The Art of Computer Programming, 6.4)."""
 
 _BITS_SET = np.array([number.bit_count() for number in range(1 << 16)], dtype=np.uint8)
-
-
-def dhash(image: Image.Image) -> int:
-    """Return the difference hash of an image: 64 bits as a signed integer, since Spark has no unsigned integers.
-
-    The image is averaged down to 9x8 gray cells; a bit is set if a cell is brighter than its left neighbour.
-    Scaling, compression and brightness change few bits or none (Krawetz, "Kind of Like That", 2013).
-    """
-    cells = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX))
-    bits = np.packbits(cells[:, 1:] > cells[:, :-1])
-    return int.from_bytes(bits.tobytes(), "big", signed=True)
 
 
 def hamming_distances(first: npt.NDArray[np.uint64], second: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:

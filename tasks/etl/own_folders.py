@@ -71,8 +71,9 @@ class OwnFolders:
         own_artifacts = _normalized(artifacts_folder(storage.home))
         if root == _normalized(storage.artifacts) or f"{root}/".startswith(f"{own_artifacts}/"):
             raise WrongInput(
-                f"{setting} is '{source}', which has the artifacts of training runs: give a folder of images, or "
-                "another storage.artifacts"
+                f"{setting} is '{source}', which has the artifacts of training runs",
+                setting=setting,
+                way_out="give a folder of images, or another storage.artifacts",
             )
         folders = [storage.home, storage.tables, storage.cache, storage.artifacts]
         folders += [f"{storage.home}/{name}" for name in sorted(KNOWN_ENTRIES)]

@@ -1,21 +1,29 @@
-"""Sources of images and their listings: a local folder, or a URL of any Hadoop file system."""
+"""Sources of images: a local folder, a URL of any Hadoop file system, or the built-in digits.
 
+Spark's JVM lists a URL, and Spark tasks read its files with Hadoop's API. Hadoop's connectors handle credentials,
+retries and requests of each store, and are configured once for all of Spark.
+"""
+
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+import numpy as np
+from PIL import Image
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.config.storage import SparkConfig
-from tasks.errors import WrongInput
-from tasks.etl.digits import write_digits
-from tasks.etl.listing import check_labels, check_source
+from tasks.errors import SourceUnavailable, WrongInput
+from tasks.etl.extract import MAX_FILE_BYTES
+from tasks.etl.listing import ListedFiles, check_labels, check_source, is_image_path, make_listing
 from tasks.etl.own_folders import OwnFolders
-from tasks.etl.remote import list_remote
 from tasks.paths import expand_user, local_path
-from tasks.spark.file_systems import scheme_of
+from tasks.spark.file_systems import check_folder, hadoop_files, scheme_of
 from tasks.spark.scratch import scratch_root
-from tasks.spark.session import NeedsSpark, spark_session
+from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables.delta import newest_commit
@@ -57,8 +65,9 @@ def find_source(source: str, storage: Storage, setting: str = "source") -> Path 
         return expand_user(path).absolute()
     if scheme_of(source) is None:
         raise WrongInput(
-            f"{setting} is '{source}', which is neither a path nor a URL: give a folder (./{source} if it is one), "
-            "file:///folder or scheme://host/folder"
+            f"{setting} is '{source}', which is neither a path nor a URL",
+            setting=setting,
+            way_out=f"give a folder (./{source} if it is one), file:///folder or scheme://host/folder",
         )
     return source.rstrip("/")
 
@@ -69,8 +78,8 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
     A URL is listed by Spark's JVM, in the active session or a new one; a local folder is listed without Spark.
 
     Raises:
-        WrongInput: As `find_source`, `OwnFolders.of`, `check_source`, `list_remote` and `check_labels`.
-        SourceUnavailable: As `check_source` and `list_remote`.
+        WrongInput: As `find_source`, `OwnFolders.of`, `check_source`, `remote_files` and `check_labels`.
+        SourceUnavailable: As `check_source` and `remote_files`.
         DiskFull: The disk has no space for the listing.
     """
     location = find_source(etl.source, storage)
@@ -78,10 +87,8 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
         write_digits(Path(location))
     before = newest_commits(storage)
     with translate_disk_full(storage.home):
-        if isinstance(location, Path):
-            return Source(location, _list_folder(location, etl, storage), before)
-        with spark_session(config, storage) as spark:
-            return Source(location, _list_url(spark, location, etl, storage), before)
+        listing = try_without_spark(lambda spark: _list(spark, location, etl, storage), config, storage)
+    return Source(location, listing, before)
 
 
 def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> Source:
@@ -90,25 +97,101 @@ def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Sourc
     With an outdated listing, files that the other run ingested would count as deleted, and its images as surplus.
 
     Raises:
-        WrongInput: As `check_source`, `list_remote` and `check_labels`.
-        SourceUnavailable: As `check_source` and `list_remote`.
+        WrongInput: As `check_source`, `remote_files` and `check_labels`.
+        SourceUnavailable: As `check_source` and `remote_files`.
         NeedsSpark: `spark` is None, and the source is a URL.
     """
     now = newest_commits(storage)
     if now == source.before:
         return source
-    if isinstance(source.location, Path):
-        return Source(source.location, _list_folder(source.location, etl, storage), now)
+    return Source(source.location, _list(spark, source.location, etl, storage), now)
+
+
+def _list(spark: SparkSession | None, location: Path | str, etl: EtlConfig, storage: Storage) -> SpooledRows:
+    scratch = scratch_root(storage)
+    if isinstance(location, Path):
+        return check_source(location, etl, scratch, OwnFolders.of(location, storage))
     if spark is None:
         raise NeedsSpark
-    return Source(source.location, _list_url(spark, source.location, etl, storage), now)
-
-
-def _list_folder(folder: Path, etl: EtlConfig, storage: Storage) -> SpooledRows:
-    return check_source(folder, etl, scratch_root(storage), OwnFolders.of(folder, storage))
-
-
-def _list_url(spark: SparkSession, url: str, etl: EtlConfig, storage: Storage) -> SpooledRows:
-    listing = list_remote(spark, url, etl, scratch_root(storage), OwnFolders.of(url, storage))
-    check_labels(listing, url, etl)
+    listing = make_listing(remote_files(spark, location, own=OwnFolders.of(location, storage)), location, etl, scratch)
+    check_labels(listing, location, etl)
     return listing
+
+
+NUM_DIGITS = 1797
+
+
+def write_digits(folder: Path) -> None:
+    """Write 1,797 grayscale PNG files of 8x8 pixels into ten class folders; existing files are not touched.
+
+    The digits are those of Alpaydin and Kaynak (UCI, 1998) in scikit-learn's copy, levels 0-16 scaled to 0-255.
+    """
+    if sum(1 for _ in folder.glob("*/*.png")) == NUM_DIGITS:
+        return
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for number, (levels, target) in enumerate(zip(digits.images, digits.target, strict=True)):
+        file = folder / str(target) / f"{number:04d}.png"
+        if file.exists():
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.rint(levels * (255 / 16)).astype(np.uint8)
+        # Written under another name and renamed: a killed run leaves no truncated file that would be quarantined.
+        partial = file.with_suffix(".partial")
+        Image.fromarray(pixels).save(partial, format="PNG")
+        os.replace(partial, file)
+
+
+FILES_PER_PAGE = 10_000
+"""Number of files that one call returns from the JVM: about a megabyte of text."""
+
+
+def remote_files(
+    spark: SparkSession, url: str, setting: str = "source", own: OwnFolders | None = None
+) -> Iterator[ListedFiles]:
+    """Yield the image files below a URL in batches, in any order; hidden files are ignored.
+
+    Args:
+        spark: The session.
+        url: The URL, without a trailing slash.
+        setting: Name of its setting, for error messages.
+        own: Folders to leave out, since runs write to them.
+
+    Raises:
+        WrongInput: As `check_folder`.
+        SourceUnavailable: As `check_folder`, or the listing ended before its end.
+    """
+    left_out = () if own is None else own.prefixes()
+    check_folder(spark, url, setting)
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    listing = hadoop_files(spark).Listing(settings, f"{url}/")
+    while page := listing.page(FILES_PER_PAGE):
+        files = ListedFiles()
+        for line in page.removesuffix("\0").split("\0"):
+            size, milliseconds, path = line.split("\t", 2)
+            if is_image_path(path) and not (own is not None and own.has_path(path, left_out)):
+                files.paths.append(path)
+                files.sizes.append(int(size))
+                files.times.append(int(milliseconds) * 1000)
+                files.status_times.append(None)
+                files.inodes.append(None)
+        yield files
+    if problem := listing.problem():
+        raise SourceUnavailable(
+            f"{setting} is '{url}', whose files could not be listed to the end ({problem.splitlines()[0]})",
+            setting=setting,
+            way_out="check the store and its permissions; its files do not count as deleted",
+        )
+
+
+def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:
+    """Return the listed files with their content (bytes), or with the reason for its absence in `unreadable`."""
+    jvm, session = spark.sparkContext._jvm, spark._jsparkSession
+    reader = hadoop_files(spark)(spark.sparkContext._jsc.hadoopConfiguration(), f"{url}/", MAX_FILE_BYTES)
+    schema = StructType(
+        [*listing.schema, StructField("content", BinaryType()), StructField("unreadable", StringType())]
+    )
+    java_schema = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())  # type: ignore[union-attr]  # the JVM is there while a session is
+    rows = listing._jdf.javaRDD().mapPartitions(reader)
+    return DataFrame(session.createDataFrame(rows, java_schema), spark)

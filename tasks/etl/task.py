@@ -4,9 +4,8 @@ from prefect.artifacts import create_table_artifact
 
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
-from tasks.etl.checks import DataChecks
 from tasks.etl.ingest import ingest_source, prepare_ingest
-from tasks.etl.validate import validate_tables
+from tasks.etl.validate import DataChecks, validate_tables
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.refs import EtlReport, TableRef
 from tasks.schema import SPLITS

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from urllib.parse import unquote
 
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
@@ -97,8 +98,8 @@ def removable_files(
     since = max((version for version, at in committed.items() if at <= cutoff), default=min(committed))
     kept = delta.added_since(path, since)
     named = named_files(spark, path, {since, *versions} & loadable)
-    kept |= {delta.file_name(name) for name in named.kept}
-    removed = {delta.file_name(name) for name in named.removed}
+    kept |= {unquote(name) for name in named.kept}
+    removed = {unquote(name) for name in named.removed}
     return [
         file
         for file in list_files(path)

@@ -19,8 +19,8 @@ from tasks.predict.source_batch import predict_source
 from tasks.predict.write import write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
+from tasks.spark.cluster import check_file_visible, check_visible
 from tasks.spark.session import NeedsSpark, try_without_spark
-from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots

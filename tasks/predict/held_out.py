@@ -27,7 +27,7 @@ from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
-from tasks.tables.append import append_rows
+from tasks.tables.direct_commits import append_rows
 from tasks.tables.parquet_rows import ParquetRows, SpooledRows, spool_rows
 from tasks.tables.relations import Relations
 from tasks.tables.writer import write_access

@@ -15,8 +15,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from tasks.config.prediction import PredictConfig
 from tasks.schema import PREDICTION
 from tasks.spark.cluster import task_threads
-from tasks.spark.progress import EndedParts
-from tasks.spark.worker_log import WorkerCount
+from tasks.spark.worker_log import EndedParts, WorkerCount
 
 if TYPE_CHECKING:
     from tasks.model_package.classifier import Prediction  # torch: seconds

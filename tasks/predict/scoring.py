@@ -22,8 +22,8 @@ from tasks.predict.predictor import make_predictor
 from tasks.refs import ModelRef
 from tasks.schema import PREDICTIONS
 from tasks.spark.cluster import is_in_driver, num_task_slots, threads_per_task
-from tasks.spark.preload import preload
-from tasks.spark.progress import count_ended_tasks
+from tasks.spark.session import preload
+from tasks.spark.worker_log import count_ended_tasks
 from tasks.storage import Storage
 from tasks.tables import delta
 

@@ -14,25 +14,22 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.storage import SparkConfig
-from tasks.etl.digits import write_digits
 from tasks.etl.extract import VANISHED, read_whole
 from tasks.etl.listing import ListedFiles, check_not_empty, local_files
 from tasks.etl.own_folders import OwnFolders
-from tasks.etl.remote import read_remote, remote_files
-from tasks.etl.source import find_source
+from tasks.etl.source import find_source, read_remote, remote_files, write_digits
 from tasks.model_package.decode import Reason
 from tasks.paths import GONE
 from tasks.schema import FILE_ARROW, TO_PREDICT_ARROW
-from tasks.spark.cluster import num_task_slots
-from tasks.spark.progress import num_tasks
+from tasks.spark.cluster import check_file_visible, num_task_slots
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import spark_session
-from tasks.spark.visible_folders import check_file_visible
+from tasks.spark.worker_log import num_tasks
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables.delta import newest_commit
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
-from tasks.tables.rewriting import Mapper
+from tasks.tables.parts import Mapper
 
 SETTING = "predict.source"
 

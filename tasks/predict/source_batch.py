@@ -25,8 +25,8 @@ from tasks.predict.write import check_errors, write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport
 from tasks.schema import FILE_ARROW, INPUTS
+from tasks.spark.cluster import check_visible
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
-from tasks.spark.visible_folders import check_visible
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables import delta, snapshots

@@ -20,7 +20,7 @@ from tasks.schema import PROMOTIONS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
-from tasks.tables.append import append_rows, has_row
+from tasks.tables.direct_commits import append_rows, has_row
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.registry")

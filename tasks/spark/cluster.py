@@ -1,9 +1,11 @@
-"""Sessions on a Spark cluster: its master, the driver's address, authentication, and the executors' cores."""
+"""Sessions on a Spark cluster: its master, the driver's address, authentication, the executors' cores and folders."""
 
 import logging
+import os
 import re
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +16,10 @@ from pyspark.sql import SparkSession
 from tasks.config.storage import SparkConfig
 from tasks.environment import has_spark_secret, spark_address, worker_python
 from tasks.errors import ClusterUnavailable, WrongInput
+from tasks.object_store import PROBE
+from tasks.paths import local_path
 from tasks.system.cores import num_cores
+from tasks.system.disk import existing_folder
 
 logger = logging.getLogger("lakevision.spark")
 
@@ -55,8 +60,9 @@ def session_master(config: SparkConfig, submitted: Mapping[str, str]) -> str:
     given = submitted.get("spark.master", config.master)
     if config.master not in {given, SparkConfig().master}:
         raise WrongInput(
-            f"spark.master is '{config.master}', but spark-submit started this process with the master '{given}': "
-            "leave spark.master out, or give it to spark-submit as --master"
+            f"spark.master is '{config.master}', but spark-submit started this process with the master '{given}'",
+            setting="spark.master",
+            way_out="leave spark.master out, or give it to spark-submit as --master",
         )
     return given
 
@@ -120,9 +126,12 @@ def _address_towards(master: str) -> str:
             if isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}:
                 unknown.append(host)
     if len(unknown) == len(problems):
-        raise WrongInput(f"spark.master is '{master}', whose host '{', '.join(unknown)}' is unknown: check its name")
+        problem = f"spark.master is '{master}', whose host '{', '.join(unknown)}' is unknown"
+        raise WrongInput(problem, setting="spark.master", way_out="check its name")
     raise ClusterUnavailable(
-        f"the Spark master '{master}' does not answer ({'; '.join(problems)}): start it, or correct spark.master"
+        f"the Spark master '{master}' does not answer ({'; '.join(problems)})",
+        setting="spark.master",
+        way_out="start it, or correct spark.master",
     )
 
 
@@ -205,3 +214,54 @@ def task_threads() -> int:
     """Return the number of cores that Spark reserved for the current task (spark.task.cpus), in its Python worker."""
     task = TaskContext.get()
     return 1 if task is None else task.cpus()
+
+
+TASKS_PER_SLOT = 2
+"""Tasks of the check per task slot, so that every executor gets one."""
+
+
+def check_visible(spark: SparkSession, folder: str, setting: str) -> None:
+    """Check that all executors see what the driver writes to a folder, by writing a temporary file there.
+
+    Executors would otherwise write to folders of the same name on their own machines, which the driver does not see.
+    Nothing is checked for a URL, or for a local session. A folder that does not exist yet is checked at its nearest
+    existing parent.
+
+    Raises:
+        WrongInput: An executor does not see the folder.
+    """
+    place = existing_folder(folder)
+    if place is not None and not is_local(str(spark.sparkContext.master)):
+        with tempfile.NamedTemporaryFile(prefix=PROBE, dir=place) as mark:
+            _check_on_executors(spark, mark.name, folder, setting)
+
+
+def check_file_visible(spark: SparkSession, folder: str, file: str, setting: str) -> None:
+    """Check that all executors see a file of a folder that the driver only reads; as `check_visible`.
+
+    Args:
+        spark: The session.
+        folder: Folder or URL.
+        file: Path of an existing file, relative to the folder.
+        setting: Name of the setting of the folder.
+
+    Raises:
+        WrongInput: An executor does not see the file.
+    """
+    place = local_path(folder)
+    if place is not None and not is_local(str(spark.sparkContext.master)):
+        _check_on_executors(spark, str((place / file).absolute()), folder, setting)
+
+
+def _check_on_executors(spark: SparkSession, file: str, folder: str, setting: str) -> None:
+    def host_without_file(_number: int) -> str | None:
+        return None if os.path.exists(file) else socket.gethostname()
+
+    tasks = TASKS_PER_SLOT * num_task_slots(spark)
+    hosts = set(spark.sparkContext.parallelize(range(tasks), tasks).map(host_without_file).collect()) - {None}
+    if hosts and os.path.exists(file):  # deleted in between, it would be missing everywhere
+        raise WrongInput(
+            f"{setting} is '{folder}', which Spark's executors on {', '.join(sorted(map(str, hosts)))} do not see",
+            setting=setting,
+            way_out="give a folder with the same path on the driver and on every executor, or a URL",
+        )

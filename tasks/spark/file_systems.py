@@ -126,7 +126,8 @@ def prepare_store(spark: SparkSession, url: str) -> None:
         jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, settings)
     except Py4JJavaError as error:
         logger.debug("no file system for %s", url, exc_info=error)
-        raise WrongInput(f"'{url}' is a URL of {scheme}, {_missing_jars(scheme)}") from None
+        problem, way_out = _missing_jars(scheme)
+        raise WrongInput(f"'{url}' is a URL of {scheme}, {problem}", way_out=way_out) from None
     if scheme == "s3a":
         is_default = "core-default.xml" in (settings.getPropertySources(PATH_STYLE) or ())
         if s3_endpoint() is not None and is_default:
@@ -152,13 +153,13 @@ def has_other_log_store(spark: SparkSession, url: str) -> bool:
     return str(context.sc().conf().get(LOG_STORE)) != OWN_LOG_STORE
 
 
-def check_folder(spark: SparkSession, url: str, what: str) -> None:
+def check_folder(spark: SparkSession, url: str, setting: str) -> None:
     """Check that a URL can be listed.
 
     Args:
         spark: The session that will read it.
         url: Folder on any Hadoop file system.
-        what: Beginning of the error message: "source is 's3a://bucket/photos'".
+        setting: Name of its setting, for the error message.
 
     Raises:
         WrongInput: No connector, no such folder, missing or rejected credentials, or a store that does not answer.
@@ -174,52 +175,59 @@ def check_folder(spark: SparkSession, url: str, what: str) -> None:
     if not chain:
         return
     logger.debug("%s cannot be listed: %s", url, chain)
-    sentence = explain_problem(chain, url)
-    if sentence is None:
-        raise SourceUnavailable(f"{what}, which cannot be listed: {chain.splitlines()[0]}")
-    raise WrongInput(f"{what}, {sentence}")
+    explained = explain_problem(chain, url)
+    if explained is None:
+        problem = f"{setting} is '{url}', which cannot be listed: {chain.splitlines()[0]}"
+        raise SourceUnavailable(problem, setting=setting)
+    problem, way_out = explained
+    raise WrongInput(f"{setting} is '{url}', {problem}", setting=setting, way_out=way_out)
 
 
-def _missing_jars(scheme: str) -> str:
-    if scheme in FETCHED:
-        return f"and the jars for {scheme}:// are not there: run 'make jars-{scheme}' once"
-    return f"and the jars for {scheme}:// are not there: put those of its connector into {store_jars(scheme)}"
+def _missing_jars(scheme: str) -> tuple[str, str]:
+    is_fetched = scheme in FETCHED
+    way_out = (
+        f"run 'make jars-{scheme}' once" if is_fetched else f"put those of its connector into {store_jars(scheme)}"
+    )
+    return f"and the jars for {scheme}:// are not there", way_out
 
 
-def explain_problem(chain: str, url: str) -> str | None:
-    """Return the message for a user about a chain of Java exceptions ("class: message" lines), None if unknown."""
+def explain_problem(chain: str, url: str) -> tuple[str, str] | None:
+    """Return problem and way out of a chain of Java exceptions ("class: message" lines), None if they are unknown."""
     scheme, place = scheme_of(url) or "", urlsplit(url).netloc
     names = [line.split(": ", 1)[0] for line in chain.splitlines()]
     if scheme == "s3":
-        return f"and Hadoop's name for this store is s3a: write s3a://{url.split('://', 1)[1]}"
+        return "and Hadoop's name for this store is s3a", f"write s3a://{url.split('://', 1)[1]}"
     credentials = WAYS_OUT.get(scheme, CREDENTIALS)
-    sentences = (
+    explanations = (
         (
             ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"),
             _missing_jars(scheme),
         ),
-        (("UnknownStoreException",), f"but the bucket '{place}' does not exist: check its name and the endpoint"),
-        (("NotDirectoryException",), "which is a file: give a folder of class folders with images"),
-        (("FileNotFoundException",), "which does not exist: give a folder of class folders with images"),
+        (("UnknownStoreException",), (f"but the bucket '{place}' does not exist", "check its name and the endpoint")),
+        (("NotDirectoryException",), ("which is a file", "give a folder of class folders with images")),
+        (("FileNotFoundException",), ("which does not exist", "give a folder of class folders with images")),
         (
             ("NoAuthWithAWSException", "NoAwsCredentialsException", "KeyProviderException"),
-            f"and no credentials were found: {credentials}",
+            ("and no credentials were found", credentials),
         ),
         (
             ("AccessDeniedException", "AccessControlException"),
-            f"which the credentials that were found may not read: check them and their permissions, or {credentials}",
+            (
+                "which the credentials that were found may not read",
+                f"check them and their permissions, or {credentials}",
+            ),
         ),
         (
             (
                 *("UnknownHostException", "ConnectException", "ConnectTimeoutException", "HttpHostConnectException"),
                 *("NoRouteToHostException", "SocketTimeoutException"),
             ),
-            "whose server does not answer: check the URL, the endpoint and the network",
+            ("whose server does not answer", "check the URL, the endpoint and the network"),
         ),
     )
     # The innermost cause is the reason, the outer ones are the calls. Only an outer one tells that a bucket is missing.
     for name in ["UnknownStoreException"] * ("UnknownStoreException" in names) + names[::-1]:
-        for classes, sentence in sentences:
+        for classes, explanation in explanations:
             if name in classes:
-                return sentence
+                return explanation
     return None

@@ -37,7 +37,9 @@ def delta_jars(*, required: bool = True) -> list[str]:
     found = [jars_folder() / name for name in DELTA_JARS]
     missing = [jar.name for jar in found if not jar.is_file()]
     if missing and required:
-        raise WrongInput(f"Delta's jars are not in '{jars_folder()}' ({', '.join(missing)}): run 'make setup' once")
+        raise WrongInput(
+            f"Delta's jars are not in '{jars_folder()}' ({', '.join(missing)})", way_out="run 'make setup' once"
+        )
     return [] if missing else [str(jar) for jar in found]
 
 
@@ -65,11 +67,11 @@ def check_java() -> str:
     try:
         printed = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except OSError:
-        raise WrongInput(f"Spark needs Java 17 or 21 and '{command}' does not start: {way_out}") from None
+        raise WrongInput(f"Spark needs Java 17 or 21 and '{command}' does not start", way_out=way_out) from None
     found = re.search(r'version "(\d+)', printed)
     if found is None or found.group(1) not in JAVA_VERSIONS:
         version = printed.splitlines()[0] if printed else "nothing"
-        raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{version}': {way_out}")
+        raise WrongInput(f"Spark needs Java 17 or 21 and '{command} -version' says '{version}'", way_out=way_out)
     return printed
 
 

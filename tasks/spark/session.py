@@ -1,23 +1,24 @@
-"""Creation, reuse and shutdown of the Spark session."""
+"""Creation, reuse and shutdown of the Spark session, and the early start of its Python workers."""
 
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
-from tasks.environment import worker_malloc
+from tasks.environment import PRELOAD, worker_malloc
 from tasks.spark.cluster import is_authenticated_by_secret, is_local, python_of_workers, session_master
-from tasks.spark.failure import failures_as_text
 from tasks.spark.gateway import (
+    failures_as_text,
     forget_dead_jvm,
     has_lost_jvm,
     jvm_is_alive,
@@ -175,6 +176,31 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
     # Of the Python workers alone; a setting spark.executorEnv would be that of an executor's JVM as well.
     session.sparkContext.environment.setdefault("GLIBC_TUNABLES", worker_malloc())
     return session
+
+
+def preload(spark: SparkSession, module: str) -> None:
+    """Start the daemon of the Python workers with a module that the functions of the next jobs need.
+
+    It returns at once: the workers start beside what the driver and the JVM do before the first job needs them.
+    Functions that were made before have other workers. On a cluster nothing is done, since an executor may lack this
+    package when its daemon starts.
+
+    Args:
+        spark: The session.
+        module: Name of the module. Its import must not start threads or CUDA, which a forked process would lack.
+    """
+    context = spark.sparkContext
+    if not is_local(str(context.master)) or context.environment.get(PRELOAD) == module:
+        return
+    context.environment[PRELOAD] = module  # Spark has a daemon for each environment.
+    nothing = spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, "id long")
+
+    def start() -> None:
+        # Cancelled with the work that needs it; a daemon that cannot start fails the job of that work.
+        with suppress(Py4JError, PySparkException, OSError):
+            nothing.collect()
+
+    threading.Thread(target=start, name="lakevision-preload", daemon=True).start()
 
 
 class NeedsSpark(Exception):

@@ -9,8 +9,8 @@ from tasks.config.stream import StreamConfig
 from tasks.errors import WrongInput
 from tasks.schema import CHANGE_FEED
 from tasks.spark.file_systems import prepare_store
+from tasks.tables.delta_internals import Snapshot
 from tasks.tables.relations import Relations
-from tasks.tables.snapshots import Snapshot
 
 CHANGE, VERSION = "_change_type", "_commit_version"
 """Columns of Delta's change data feed."""

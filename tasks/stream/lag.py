@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from tasks.stream.checkpoint import Position
-from tasks.tables.commits import Commit, commits_after
+from tasks.tables.delta import Commit, commits_after
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from tasks.predict.pending import check_images
 from tasks.predict.predictions import check_paths, create_predictions, predictions_setting
 from tasks.predict.scoring import start_workers
 from tasks.refs import ModelRef, StreamReport, TableRef
+from tasks.spark.cluster import check_file_visible, check_visible
 from tasks.spark.session import NeedsSpark, try_without_spark
-from tasks.spark.visible_folders import check_file_visible, check_visible
 from tasks.storage import Storage
 from tasks.stream.changes import check_feed, read_changes
 from tasks.stream.checkpoint import RESTART, checkpoint_root, open_checkpoint, read_begun, read_position, remove_older

@@ -24,8 +24,8 @@ from tasks.predict.source_batch import log_model
 from tasks.predict.source_pending import pending_files
 from tasks.refs import ModelRef, StreamReport
 from tasks.schema import FILE_ARROW
+from tasks.spark.cluster import check_visible
 from tasks.spark.session import NeedsSpark, try_without_spark
-from tasks.spark.visible_folders import check_visible
 from tasks.storage import Storage
 from tasks.stream.checkpoint import checkpoint_root, open_checkpoint, read_position, remove_older
 from tasks.stream.counts import ShowProgress, StreamCounts, log_end

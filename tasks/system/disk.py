@@ -38,7 +38,9 @@ def check_writable(url: str, setting: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise WrongInput(
-            f"{setting} is '{url}', where nothing can be written ({error.strerror}): fix that, or give another folder"
+            f"{setting} is '{url}', where nothing can be written ({error.strerror})",
+            setting=setting,
+            way_out="fix that, or give another folder",
         ) from None
 
 
@@ -63,4 +65,5 @@ def translate_disk_full(*urls: str) -> Iterator[None]:
             for url, folder in folders.items()
             if folder is not None
         )
-        raise DiskFull(f"a disk was full while it was written to ({free}): make room there, then run again") from error
+        way_out = "make room there, then run again"
+        raise DiskFull(f"a disk was full while it was written to ({free})", way_out=way_out) from error

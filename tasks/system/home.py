@@ -68,8 +68,8 @@ def make_private_folder(folder: Path) -> None:
     else:
         found = "belongs to another user"
     raise WrongInput(
-        f"'{folder}' {found}, who could read the login in it or plant one: "
-        "set LAKEVISION_HOME to a folder of your own, on a file system with permissions"
+        f"'{folder}' {found}, who could read the login in it or plant one",
+        way_out="set LAKEVISION_HOME to a folder of your own, on a file system with permissions",
     )
 
 

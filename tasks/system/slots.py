@@ -150,7 +150,9 @@ def _attempt(take: Callable[[], T]) -> T:
     folder = slots_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
-        raise WrongInput(f"'{folder}' belongs to another user: remove it, or set TMPDIR to a folder of your own")
+        raise WrongInput(
+            f"'{folder}' belongs to another user", way_out="remove it, or set TMPDIR to a folder of your own"
+        )
     # Held for milliseconds: two processes would find each other's GPUs in use, and both keep waiting.
     with filelock.FileLock(folder / "slots.lock"):
         return take()
@@ -175,8 +177,10 @@ def _wait_for(
         if time.monotonic() > deadline:
             raise TimeLimitExceeded(
                 "other training runs on this machine, or ranks that have not ended, have used its GPUs for "
-                f"{timeout_seconds:.0f} s, and this one needs {wanted} of {num_gpus}: wait until they end, lower "
-                "distributed.num_ranks, or limit the concurrent runs of the work pool"
+                f"{timeout_seconds:.0f} s, and this one needs {wanted} of {num_gpus}",
+                setting="distributed.num_ranks",
+                way_out="wait until they end, lower distributed.num_ranks, or limit the concurrent runs of the work "
+                "pool",
             )
         check()
         time.sleep(POLL_SECONDS)

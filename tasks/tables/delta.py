@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from operator import and_
@@ -52,7 +53,9 @@ def check_table_path(path: str) -> bool:
         return newest_commit(path) is not None
     if not filesystem.isdir(root) or not all(name.startswith(PROBE) for name in list_names(path)):
         raise WrongInput(
-            f"'{path}' is not a Delta table (it has no _delta_log): move the existing files, or give {OTHER_TABLES}"
+            f"'{path}' is not a Delta table (it has no _delta_log)",
+            setting="storage.tables",
+            way_out=f"move the existing files, or give {OTHER_TABLES}",
         )
     return False
 
@@ -113,33 +116,33 @@ def added_since(path: str, version: int | None) -> set[str]:
         version: None for all commits.
     """
     filesystem, root = file_system(path)
-    log = f"{root}/_delta_log"
-    names = {found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False)}
-    commits = {int(name[:20]): name for name in names if COMMITTED_NAME.fullmatch(name)}
-    newest = max((int(name[:20]) for name in names if COMMIT_NAME.fullmatch(name)), default=-1)
-    wanted = range(0 if version is None else version + 1, newest + 1)
-    if all(number in commits for number in wanted):
-        files = [commits[number] for number in wanted]
-    else:
-        files = [name for name in names if COMMIT_NAME.fullmatch(name)]
-        if filesystem.exists(f"{log}/_sidecars"):  # of V2 checkpoints
-            sidecars = (found.rsplit("/", 1)[-1] for found in filesystem.ls(f"{log}/_sidecars", detail=False))
-            files += [f"_sidecars/{name}" for name in sidecars if name.endswith(".parquet")]
-    return {name for file in files for name in _named_by(filesystem, f"{log}/{file}")}
+    log = f"{path.rstrip('/')}/_delta_log"
+    names = list_names(log)
+    files = [f"{number:020}.json" for number in range(0 if version is None else version + 1, _newest(names) + 1)]
+    if not set(files) <= set(names):
+        sidecars = list_names(f"{log}/_sidecars")  # of V2 checkpoints
+        files = list(filter(COMMIT_NAME.fullmatch, names))
+        files += [f"_sidecars/{name}" for name in sidecars if name.endswith(".parquet")]
+    return {name for file in files for name in _named_by(filesystem, f"{root}/_delta_log/{file}")}
+
+
+def _newest(names: Iterable[str]) -> int:
+    """Return the newest version in a log with these files, -1 for a log without commits."""
+    return max((int(name[:20]) for name in names if COMMIT_NAME.fullmatch(name)), default=-1)
 
 
 def _named_by(filesystem: Any, file: str) -> Iterator[str]:
     """Yield the names of the files that a commit, a checkpoint or a part of a checkpoint adds or removes."""
     kinds = ("add", "remove", "cdc")
     if file.endswith(".json"):
-        found = read_commit(filesystem, file)
+        found = _read_commit(filesystem, file)
     else:
         with filesystem.open(file, "rb") as opened:
             parquet = pq.ParquetFile(opened)
             columns = [f"{name}.path" for name in parquet.schema_arrow.names if name in kinds]
             found = parquet.read(columns=columns).to_pylist()
     for action in found:
-        yield from (file_name(action[kind]["path"]) for kind in kinds if action.get(kind) is not None)
+        yield from (unquote(action[kind]["path"]) for kind in kinds if action.get(kind) is not None)
 
 
 def last_change(path: str, version: int | None = None) -> int:
@@ -152,28 +155,56 @@ def last_change(path: str, version: int | None = None) -> int:
         version: By default, the newest one.
     """
     filesystem, root = file_system(path)
-    log = f"{root}/_delta_log"
-    names = {found.rsplit("/", 1)[-1] for found in filesystem.ls(log, detail=False)}
-    newest = max((int(name[:20]) for name in names if COMMIT_NAME.fullmatch(name)), default=-1)
-    for number in range(newest if version is None else version, -1, -1):
+    names = set(list_names(f"{path.rstrip('/')}/_delta_log"))
+    for number in range(_newest(names) if version is None else version, -1, -1):
         name = f"{number:020}.json"
         if name not in names:
             return number
-        changes = (action.get("add") or action.get("remove") for action in read_commit(filesystem, f"{log}/{name}"))
-        if any(change["dataChange"] for change in changes if change):
+        actions = _read_commit(filesystem, f"{root}/_delta_log/{name}")
+        if any(change["dataChange"] for action in actions if (change := action.get("add") or action.get("remove"))):
             return number
     return 0
 
 
-def read_commit(filesystem: Any, file: str) -> list[dict[str, Any]]:
+def _read_commit(filesystem: Any, file: str) -> list[dict[str, Any]]:
     """Return the actions of a commit's file."""
     with filesystem.open(file, "rb") as opened:
         return [json.loads(line) for line in opened]
 
 
-def file_name(path: str) -> str:
-    """Return the name of a data file relative to the table's folder, from its percent-encoded path in the log."""
-    return unquote(path)
+def _actions_after(path: str, version: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yield version and actions of the commits after a version, without those that the log no longer has."""
+    filesystem, root = file_system(path)
+    for name in sorted(filter(COMMITTED_NAME.fullmatch, list_names(f"{path.rstrip('/')}/_delta_log"))):
+        if int(name[:20]) > version:
+            yield int(name[:20]), _read_commit(filesystem, f"{root}/_delta_log/{name}")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of a table.
+
+    Attributes:
+        version: The version that it made.
+        num_files: Number of files from which the change data feed has its rows; 0 if it changed none.
+        seconds: Its time, in seconds since 1970.
+    """
+
+    version: int
+    num_files: int
+    seconds: float
+
+
+def commits_after(path: str, version: int) -> list[Commit]:
+    """Return the commits after a version in their order, without Spark and without those that the log no longer has."""
+    found = []
+    for number, actions in _actions_after(path, version):
+        num_changes = sum("cdc" in action for action in actions)
+        files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
+        info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        at = info.get("inCommitTimestamp") or info.get("timestamp") or 0
+        found.append(Commit(number, num_changes or sum(file["dataChange"] for file in files), at / 1000))
+    return found
 
 
 def vacuum_files(spark: SparkSession, path: str, files: Iterable[tuple[str, int, datetime]], hours: int) -> None:
@@ -306,13 +337,8 @@ def _check_committed(path: str, version: int, attempt: str) -> None:
 
 def user_metadata_since(path: str, version: int) -> set[str]:
     """Return what commits after `version` were given as `userMetadata`, without Spark."""
-    filesystem, root = file_system(path)
-    names = [name for name in list_names(f"{path.rstrip('/')}/_delta_log") if COMMITTED_NAME.fullmatch(name)]
-    found = (read_commit(filesystem, f"{root}/_delta_log/{name}") for name in names if int(name[:20]) > version)
-    notes = (
-        action["commitInfo"].get("userMetadata") for actions in found for action in actions if "commitInfo" in action
-    )
-    return {note for note in notes if note is not None}
+    found = (action.get("commitInfo", {}) for _, actions in _actions_after(path, version) for action in actions)
+    return {info["userMetadata"] for info in found if info.get("userMetadata") is not None}
 
 
 def replace_rows(

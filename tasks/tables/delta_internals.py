@@ -11,9 +11,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
 from tasks.tables.committing import TableChanged
-from tasks.tables.properties import join_properties
+from tasks.tables.properties import join_properties, table_source
 
 INTERNALS = {
     "org.apache.spark.sql.delta.DeltaLog": ("forTable", "update", "getSnapshotAt", "dataPath"),
@@ -24,11 +25,10 @@ INTERNALS = {
 
 
 @dataclass(frozen=True)
-class LogSnapshot:
-    """The newest version in a table's log, with the id, properties and columns of the table."""
+class Snapshot:
+    """One version of a table, with its properties and columns."""
 
-    version: int
-    table_id: str
+    table: TableRef
     properties: dict[str, str]
     schema: StructType
 
@@ -64,7 +64,7 @@ def _newest(spark: SparkSession, path: str) -> Any:
     return _delta_log(spark, path).update(False, none, none)
 
 
-def newest_in_log(spark: SparkSession, path: str) -> LogSnapshot | None:
+def newest_in_log(spark: SparkSession, path: str) -> Snapshot | None:
     """Return the newest version in Delta's log, or None without a table."""
     snapshot = _newest(spark, path)
     if snapshot.version() < 0:
@@ -74,7 +74,9 @@ def newest_in_log(spark: SparkSession, path: str) -> LogSnapshot | None:
     configuration = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(found.configuration()))
     properties = join_properties(configuration, found.description())
     schema = StructType.fromJson(json.loads(found.schemaString()))
-    return LogSnapshot(snapshot.version(), found.id(), properties, schema)
+    source = table_source(properties)
+    table = TableRef(path=path, version=snapshot.version(), table_id=found.id(), source=source)
+    return Snapshot(table, properties, schema)
 
 
 def check_version(spark: SparkSession, path: str, version: int) -> None:

@@ -1,11 +1,11 @@
-"""Commits by delta-rs, without Spark: of files that are in a table's folder already, and of rows in place of others.
+"""Commits by delta-rs, without Spark: of new rows, of files in a table's folder, and of rows in place of others.
 
-Both are refused if another program gave the table what such files would not have, such as partitions.
+Files and replaced rows are refused if another program gave the table what such files would lack, such as partitions.
 """
 
 import errno
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -13,6 +13,8 @@ from uuid import uuid4
 import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset
+import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import (
     AddAction,
@@ -24,16 +26,19 @@ from deltalake.transaction import (
 )
 from pyspark.sql.types import StructType
 
-from tasks.object_store import PROBE, file_system
+from tasks.environment import s3_endpoint
+from tasks.object_store import PROBE, file_system, has_conditional_puts
 from tasks.paths import local_path
 from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
-from tasks.tables.append import location_of, translate_unsupported
-from tasks.tables.committing import TableChanged, commit
-from tasks.tables.delta import TRANSACTION, newest_commit
+from tasks.tables.committing import UNSUPPORTED, TableChanged, commit, is_unsure
+from tasks.tables.delta import TRANSACTION, clear_uncommitted, mark_creation, newest_commit
+from tasks.tables.parquet_rows import SpooledRows
 from tasks.tables.properties import split_properties
-from tasks.tables.rewriting import DRIVER_BYTES
 from tasks.tables.snapshots import files_containing
+
+DRIVER_BYTES = 64 << 20
+"""Total size up to which the driver rewrites files itself: faster than the start of a Spark job, about 0.5 s."""
 
 MAX_KEYS = 10_000
 """Number of keys up to which a condition names them: measured, 10,000 take 1.4 s, and are in the commit's file."""
@@ -46,6 +51,103 @@ CHANGE_FEED_WRITER = 4
 
 GROUP_BYTES = 16 << 20
 """Bytes of a row group of a file that is written again: the memory of a reader."""
+
+
+def append_rows(
+    path: str,
+    rows: SpooledRows | pa.Table,
+    properties: Mapping[str, str] | None = None,
+    partition_by: Sequence[str] = (),
+) -> None:
+    """Append rows to a table on a disk or on S3 in one commit; create the table, or add columns, where needed.
+
+    The caller has an exclusive lock on the table. The rows do not have to fit into memory.
+
+    Args:
+        path: Path of the table.
+        rows: The rows.
+        properties: Properties of a new table.
+        partition_by: Partition columns of a new table; an existing one keeps its own.
+
+    Raises:
+        NeedsSpark: Only Spark can write the table.
+    """
+    location, options = location_of(path)
+    if isinstance(rows, SpooledRows) and options and not has_conditional_puts(path.rsplit("/", 1)[0]):
+        # The right to write has an end there, which only Spark's log store checks after many rows are written.
+        raise NeedsSpark
+    given: dict[str, Any] = {"storage_options": options, "configuration": properties}
+    is_new = newest_commit(path) is None
+    if is_new:
+        given["partition_by"] = list(partition_by) or None
+        clear_uncommitted(path)
+        # Before the first file: without a log, files of a killed run would be taken for those of something else.
+        mark_creation(path)
+    try:
+        with translate_unsupported():
+            commit(path, lambda: _append(location, rows, given))
+    finally:
+        if is_new and newest_commit(path) is None and not is_unsure(path):
+            clear_uncommitted(path)
+
+
+@contextmanager
+def translate_unsupported() -> Iterator[None]:
+    """Translate the errors of delta-rs about a table that it cannot write.
+
+    Raises:
+        NeedsSpark: Only Spark can write the table.
+    """
+    try:
+        yield
+    except DeltaError as error:
+        if not any(text in str(error) for text in UNSUPPORTED):
+            raise
+        raise NeedsSpark from error
+
+
+def _append(location: str, rows: SpooledRows | pa.Table, given: dict[str, Any]) -> None:
+    if isinstance(rows, pa.Table):
+        deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", **given)
+        return
+    with pq.ParquetFile(rows.files[0]) as file:
+        # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
+        batches = pa.RecordBatchReader.from_batches(rows.schema, file.iter_batches())
+        deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", **given)
+
+
+def has_row(path: str, column: str, value: str) -> bool:
+    """Return whether a table has a row with this value; False if it does not exist.
+
+    Raises:
+        NeedsSpark: Only Spark can read the table.
+    """
+    if newest_commit(path) is None:
+        return False
+    location, options = location_of(path)
+    table = deltalake.DeltaTable(location, storage_options=options)
+    # By fsspec, as all files on stores: some servers answer a part of an object otherwise than delta-rs expects.
+    filesystem, root = file_system(path)
+    files = [f"{root}/{name}" for name in pa.table(table.get_add_actions())["path"].to_pylist()]
+    rows = pyarrow.dataset.dataset(files, schema=pa.schema([(column, pa.string())]), filesystem=filesystem)
+    return bool(rows.count_rows(filter=pyarrow.dataset.field(column) == value))
+
+
+def location_of(path: str) -> tuple[str, dict[str, str]]:
+    """Return the URL of a table and the options of its store for delta-rs; credentials come from the environment.
+
+    Raises:
+        NeedsSpark: delta-rs does not know the store.
+    """
+    folder = local_path(path)
+    if folder is not None and "%" not in str(folder):  # delta-rs decodes a percent sign once too often
+        return folder.absolute().as_uri(), {}
+    if not path.startswith("s3a://"):
+        raise NeedsSpark
+    endpoint = s3_endpoint() or ""
+    # A commit that another driver made meanwhile is not replaced: If-None-Match.
+    options = {"aws_conditional_put": "etag", "aws_allow_http": str(endpoint.startswith("http://")).lower()}
+    return f"s3://{path.removeprefix('s3a://')}", options
 
 
 def _as_next_version(version: int | None) -> dict[str, Any]:
@@ -211,6 +313,17 @@ def replace_few_rows(path: str, version: int, rows: pa.Table, key: str, keys: pa
     with translate_unsupported():
         # Not its `delete` and `merge`, whose files have a type of text that PyArrow 14 cannot read.
         commit(path, lambda: deltalake.write_deltalake(table, rows, mode="overwrite", **given))
+
+
+def are_small(folder: str, names: Iterable[str]) -> bool:
+    """Return whether the driver should process these files of a table itself."""
+    filesystem, root = file_system(folder)
+    remaining = DRIVER_BYTES
+    for name in names:
+        remaining -= filesystem.size(f"{root}/{name}")
+        if remaining < 0:
+            return False
+    return True
 
 
 def _group_rows(rows: pa.Table, table: deltalake.DeltaTable) -> int:

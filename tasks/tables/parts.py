@@ -4,7 +4,7 @@ Images do not pass through the JVM. It would copy them as an Arrow batch, a row,
 which takes more CPU time than decoding.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,9 @@ from pyspark import TaskContext
 
 from tasks.object_store import file_system
 from tasks.schema import IMAGES, IMAGES_ARROW
-from tasks.tables.rewriting import Mapper
+
+Mapper = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""A function for `mapInArrow`."""
 
 ROW_GROUP_BYTES = 16 << 20
 """Bytes of content per row group, exceeded by at most one image: the memory of a worker, and of a reader."""

@@ -130,13 +130,15 @@ def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: 
             replaced = True
         elif setting in ORIGIN:
             raise WrongInput(
-                f"etl.{setting} is '{value}', but the table '{path}' was made with '{made_with}': give "
-                f"{OTHER_TABLES}, or set etl.replace_source to true to replace the table's contents"
+                f"etl.{setting} is '{value}', but the table '{path}' was made with '{made_with}'",
+                setting=f"etl.{setting}",
+                way_out=f"give {OTHER_TABLES}, or set etl.replace_source to true to replace the table's contents",
             )
         else:
             raise WrongInput(
-                f"etl.{setting} is {value}, but the table '{path}' was made with {made_with}: "
-                f"use that value, or give {OTHER_TABLES}"
+                f"etl.{setting} is {value}, but the table '{path}' was made with {made_with}",
+                setting=f"etl.{setting}",
+                way_out=f"use that value, or give {OTHER_TABLES}",
             )
     return replaced
 
@@ -162,6 +164,7 @@ def check_columns(found: StructType, wanted: StructType, path: str, added: Seque
     ]
     if differences:
         raise WrongInput(
-            f"the table '{path}' {', '.join(differences)}: it was made or changed by other code; "
-            f"ingest again into {OTHER_TABLES}"
+            f"the table '{path}' {', '.join(differences)}",
+            setting="storage.tables",
+            way_out=f"it was made or changed by other code; ingest again into {OTHER_TABLES}",
         )

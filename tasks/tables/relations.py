@@ -144,7 +144,8 @@ class Relations:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._scratch.folder)) from error
             raise QueryTooLarge(
                 f"a query on {', '.join(sorted(self._rows))} needs more memory than its limit of {MEMORY}, although it "
-                "spills to the disk: ingest fewer new files per run, or raise MEMORY in tasks/tables/relations.py"
+                "spills to the disk",
+                way_out="ingest fewer new files per run, or raise MEMORY in tasks/tables/relations.py",
             ) from error
 
 

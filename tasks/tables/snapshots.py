@@ -8,8 +8,8 @@ gave newer features of the protocol.
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,8 @@ import deltalake
 import pyarrow as pa
 import pyarrow.dataset
 from delta.tables import DeltaTable
+from pyarrow.dataset import FileSystemDataset, ParquetFileFormat, ParquetReadOptions
+from pyarrow.fs import LocalFileSystem
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -29,8 +31,7 @@ from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
 from tasks.spark.session import NeedsSpark
 from tasks.tables.delta import newest_commit, with_nulls
-from tasks.tables.delta_internals import newest_in_log
-from tasks.tables.local_files import chosen_files, data_files, dataset_of, having, is_readable
+from tasks.tables.delta_internals import Snapshot, newest_in_log
 from tasks.tables.parquet_rows import ParquetRows, grouped, spool_rows
 from tasks.tables.properties import join_properties, table_source
 
@@ -38,13 +39,73 @@ STREAM_ROWS = 10_000
 """Minimum number of rows that a Spark task sends to the driver at once: about three megabytes of the ledger."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """One version of a table, with its properties and columns."""
+def _data_files(
+    table: deltalake.DeltaTable, where: Mapping[str, str | int] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """Return the data files of a version that may have rows with the values in `where`, by their partitions.
 
-    table: TableRef
-    properties: dict[str, str]
-    schema: StructType
+    Args:
+        table: The version.
+        where: Value of a column in the rows.
+
+    Returns:
+        The value of each partition column in all rows of a file, by the file's name relative to the table's folder, or
+        its absolute path in a shallow clone. The file itself lacks these columns.
+    """
+    added = pa.table(table.get_add_actions())
+    names = added["path"].to_pylist()
+    partitions = added["partition"].to_pylist() if "partition" in added.schema.names else [None] * len(names)
+    return {
+        name: partition or {}
+        for name, partition in zip(names, partitions, strict=True)
+        if all((partition or {}).get(key, value) == value for key, value in (where or {}).items())
+    }
+
+
+def _is_readable(table: deltalake.DeltaTable) -> bool:
+    """Return whether Arrow can read a version by the names of its files and the values of its partitions."""
+    files = _data_files(table)
+    if table.protocol().min_reader_version != 1 or any(":" in name or name.startswith("/") for name in files):
+        return False
+    # The directory of such a value has a percent sign in its name, which readers decode once too often.
+    return all(
+        isinstance(value, str | int) and "%" not in name for name, values in files.items() for value in values.values()
+    )
+
+
+def _has_files(table: deltalake.DeltaTable, path: str) -> bool:
+    """Return whether the files of a version are still in the folder of a local table."""
+    folder = local_path(path)
+    return all(os.path.exists(f"{folder}/{name}") for name in _data_files(table))
+
+
+def _dataset(
+    table: deltalake.DeltaTable, path: str, schema: pa.Schema, where: Mapping[str, str | int]
+) -> pyarrow.dataset.Dataset:
+    """Return the files of a local table that may have rows with the values in `where`.
+
+    Args:
+        table: The version.
+        path: Path of the table.
+        schema: Columns of the dataset, with those of `where`; those that a file lacks are null.
+        where: Value of a column in the rows.
+    """
+    others = [pa.field(name, pa.array([value]).type) for name, value in where.items() if name not in schema.names]
+    folder, files = local_path(path), _data_files(table, where)
+    return FileSystemDataset.from_paths(
+        [f"{folder}/{name}" for name in files],
+        schema=pa.schema([*schema, *others]),
+        # Spark writes timestamps as INT96, the older of Parquet's two types.
+        format=ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us")),
+        filesystem=LocalFileSystem(),
+        partitions=[_having(values) for values in files.values()],
+    )
+
+
+def _having(values: Mapping[str, str | int]) -> pyarrow.dataset.Expression:
+    """Return the condition that columns have these values; it is true without values."""
+    wanted = [pyarrow.dataset.field(name) == value for name, value in values.items()]
+    return reduce(and_, wanted) if wanted else pyarrow.dataset.scalar(True)
 
 
 def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTable | None:
@@ -54,7 +115,7 @@ def _without_spark(path: str, version: int | None = None) -> deltalake.DeltaTabl
         return None
     try:
         table = deltalake.DeltaTable(folder.absolute().as_uri(), version=version)
-        return table if is_readable(table, data_files(table)) else None
+        return table if _is_readable(table) else None
     except deltalake.exceptions.DeltaError:
         return None  # Spark reads the table, or raises an error that explains the problem.
 
@@ -84,12 +145,7 @@ def newest_snapshot(spark: SparkSession | None, path: str) -> Snapshot | None:
         return Snapshot(ref, properties, _columns(table))
     if spark is None:
         raise NeedsSpark
-    snapshot = newest_in_log(spark, path)
-    if snapshot is None:
-        return None
-    source = table_source(snapshot.properties)
-    ref = TableRef(path=path, version=snapshot.version, table_id=snapshot.table_id, source=source)
-    return Snapshot(ref, snapshot.properties, snapshot.schema)
+    return newest_in_log(spark, path)
 
 
 def files_containing(table: TableRef, key: str, values: pa.Array) -> list[str]:
@@ -101,7 +157,7 @@ def files_containing(table: TableRef, key: str, values: pa.Array) -> list[str]:
     found = _without_spark(table.path, table.version)
     if found is None:
         raise NeedsSpark
-    rows = dataset_of(table.path, data_files(found), pa.schema([(key, pa.string())]), {})
+    rows = _dataset(found, table.path, pa.schema([(key, pa.string())]), {})
     wanted = pyarrow.dataset.field(key).isin(values)
     names = rows.to_table(columns=["__filename"], filter=wanted)["__filename"].unique()
     return sorted(name.rsplit("/", 1)[-1] for name in names.to_pylist())
@@ -118,8 +174,7 @@ def has_version(spark: SparkSession | None, table: TableRef) -> bool:
         return False
     found = _without_spark(table.path, table.version)
     if found is not None:
-        folder = local_path(table.path)
-        return all(os.path.exists(f"{folder}/{file.name}") for file in data_files(found))
+        return _has_files(found, table.path)
     if spark is None or _without_spark(table.path) is not None:
         return False  # Without Spark the newest version can be read, and this one is not in the log any more.
     try:
@@ -136,24 +191,16 @@ def _exists(spark: SparkSession, file: str) -> bool:
     return bool(path.getFileSystem(settings).exists(path))
 
 
-def has_table(spark: SparkSession | None, path: str) -> bool:
-    """Return whether a Delta table exists at `path`.
-
-    Raises:
-        NeedsSpark: As `newest_snapshot`, like all functions below.
-    """
-    return newest_snapshot(spark, path) is not None
-
-
 def latest(spark: SparkSession | None, path: str) -> TableRef:
     """Return the newest version of the table, resolved once so that later reads see the same version.
 
     Raises:
+        NeedsSpark: As `newest_snapshot`, like all functions below.
         WrongInput: The path is not a Delta table.
     """
     snapshot = newest_snapshot(spark, path)
     if snapshot is None:
-        raise WrongInput(f"'{path}' is not a Delta table: run the flow etl first, or give another path")
+        raise WrongInput(f"'{path}' is not a Delta table", way_out="run the flow etl first, or give another path")
     return snapshot.table
 
 
@@ -173,31 +220,24 @@ def at_version(spark: SparkSession | None, path: str, version: int | None, setti
     if version is None or version == newest.version:
         return newest
     if version < newest.version and (table := _without_spark(path, version)) is not None:
-        _check_files(table, path, version, setting)
+        if not _has_files(table, path):
+            raise WrongInput(
+                f"{setting} is {version}, but files of this version of '{path}' were removed, as the flow maintain "
+                "does after maintain.vacuum_hours",
+                setting=setting,
+                way_out="choose a newer version, or leave it empty for the newest",
+            )
         return newest.model_copy(update={"version": version, "source": table_source(_properties(table))})
     if spark is None:
         raise NeedsSpark
     versions = [row["version"] for row in DeltaTable.forPath(spark, path).history().select("version").collect()]
     if version not in versions:
         raise WrongInput(
-            f"{setting} is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}: "
-            "choose one of them, or leave it empty for the newest"
+            f"{setting} is {version}, but '{path}' has the versions {min(versions)} to {max(versions)}",
+            setting=setting,
+            way_out="choose one of them, or leave it empty for the newest",
         )
     return newest.model_copy(update={"version": version})
-
-
-def _check_files(table: deltalake.DeltaTable, path: str, version: int, setting: str) -> None:
-    """Check that a local table still has the files of a version.
-
-    Raises:
-        WrongInput: One of them was removed.
-    """
-    folder = local_path(path)
-    if not all(os.path.exists(f"{folder}/{file.name}") for file in data_files(table)):
-        raise WrongInput(
-            f"{setting} is {version}, but files of this version of '{path}' were removed, as the flow maintain does "
-            "after maintain.vacuum_hours: choose a newer version, or leave it empty for the newest"
-        )
 
 
 def properties_of(table: TableRef) -> dict[str, str]:
@@ -239,9 +279,9 @@ def read_batches(
     found = _without_spark(table.path, table.version)
     if found is None or (table.table_id and str(found.metadata().id) != table.table_id):
         raise NeedsSpark
-    rows = dataset_of(table.path, chosen_files(data_files(found), where), schema, where)
+    rows = _dataset(found, table.path, schema, where)
     yield from rows.to_batches(
-        columns=schema.names, filter=having(where), batch_size=num_rows, batch_readahead=1, fragment_readahead=1
+        columns=schema.names, filter=_having(where), batch_size=num_rows, batch_readahead=1, fragment_readahead=1
     )
 
 
@@ -275,15 +315,14 @@ def version_rows(
 def _local_rows(
     found: deltalake.DeltaTable, path: str, schema: pa.Schema, scratch: Path, where: Mapping[str, str | int]
 ) -> ParquetRows:
-    files = chosen_files(data_files(found), where)
     partitioned = set(found.metadata().partition_columns)
     if partitioned & set(schema.names) - set(where):
-        rows = dataset_of(path, files, schema, where).to_batches(columns=schema.names, filter=having(where))
+        rows = _dataset(found, path, schema, where).to_batches(columns=schema.names, filter=_having(where))
         return spool_rows(rows, schema, scratch)
     folder = os.path.abspath(str(local_path(path)))
     fixed = {name: value for name, value in where.items() if name in partitioned}
     others = {name: value for name, value in where.items() if name not in partitioned}
-    return ParquetRows(tuple(f"{folder}/{file.name}" for file in files), schema, others, fixed)
+    return ParquetRows(tuple(f"{folder}/{name}" for name in _data_files(found, where)), schema, others, fixed)
 
 
 def stream_rows(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -317,8 +356,8 @@ def read_columns(
     """Return these columns of this version as a table in memory: all rows, or those that have the values in `where`."""
     found, where = _without_spark(table.path, table.version), where or {}
     if found is not None:
-        rows = dataset_of(table.path, chosen_files(data_files(found), where), schema, where)
-        return rows.to_table(filter=having(where), columns=schema.names)
+        rows = _dataset(found, table.path, schema, where)
+        return rows.to_table(filter=_having(where), columns=schema.names)
     if spark is None:
         raise NeedsSpark
     return _chosen_rows(spark, table, schema, where).toArrow().cast(schema)

@@ -98,7 +98,8 @@ def _refuse_others(filesystem: Any, own: str, path: str) -> None:
         if any(first.setdefault(mark, at) != at for mark, at in fresh.items()):
             raise TableInUse(
                 f"another driver writes to '{path}', whose server has no conditional puts, so that the two could "
-                "replace each other's commits: run again when it has ended, or use a server that has them"
+                "replace each other's commits",
+                way_out="run again when it has ended, or use a server that has them",
             )
         logger.info("%s has the mark of another driver: waiting to see if it is alive", path)
         time.sleep(RENEWAL_SECONDS / 2)

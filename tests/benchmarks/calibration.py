@@ -26,7 +26,7 @@ from tasks.collectives import SingleProcess
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
-from tasks.etl.digits import write_digits
+from tasks.etl.source import write_digits
 from tasks.metrics.calibration import CalibrationSums
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.decode import decode_pixels

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.etl.commits import MARKER
 from tasks.etl.ingest import ingest_images
-from tasks.etl.staging import MARKER
 from tasks.refs import TableRef
 from tasks.storage import Storage
 from tests.builders.etl_and_cache import SPARK, settings

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.spark.failure import SparkFailed
-from tasks.spark.gateway import jvm_is_alive
+from tasks.spark.gateway import SparkFailed, jvm_is_alive
 from tasks.spark.session import spark_session
 from tasks.storage import resolve_storage
 

@@ -14,7 +14,7 @@ import mlflow
 import pytest
 import s3fs
 
-from tasks.etl.digits import NUM_DIGITS, write_digits
+from tasks.etl.source import NUM_DIGITS, write_digits
 from tasks.object_store import file_system
 from tasks.spark.file_systems import store_jars
 from tests.builders.delta_rows import delta_rows

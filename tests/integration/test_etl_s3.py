@@ -22,7 +22,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import SourceUnavailable, WrongInput
-from tasks.etl import remote
+from tasks.etl import source as etl_source
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.model_package.classifier import ImageClassifier
@@ -32,8 +32,8 @@ from tasks.predict.source_batch import predict_source
 from tasks.registry.promote import promote_best
 from tasks.spark.file_systems import FEW_RETRIES, LOG_STORE, OWN_LOG_STORE, conditional_log_store, has_other_log_store
 from tasks.storage import Storage, resolve_storage
-from tasks.tables.append import append_rows
 from tasks.tables.delta import newest_commit
+from tasks.tables.direct_commits import append_rows
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.delta_rows import newest_rows
 from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
@@ -81,16 +81,16 @@ def store(spark, s3a_settings, tmp_path_factory) -> Iterator[ObjectStore]:
 def test_listing_of_a_url_that_fails_is_no_shorter_listing(spark, tmp_path, monkeypatch, fails):
     """A folder that goes away after the check, or between two pages, ends the run with its URL and the reason."""
     write_images(tmp_path / "source", per_class=2)
-    monkeypatch.setattr(remote, "FILES_PER_PAGE", 1)
-    check = remote.check_folder
+    monkeypatch.setattr(etl_source, "FILES_PER_PAGE", 1)
+    check = etl_source.check_folder
 
     def check_and_remove(*given: object) -> None:
         check(*given)
         if fails == "at its beginning":
             shutil.rmtree(tmp_path / "source")
 
-    monkeypatch.setattr(remote, "check_folder", check_and_remove)
-    files = remote.remote_files(spark, f"file://{tmp_path}/source")
+    monkeypatch.setattr(etl_source, "check_folder", check_and_remove)
+    files = etl_source.remote_files(spark, f"file://{tmp_path}/source")
     if fails == "within":
         assert next(files).paths
         for folder in (tmp_path / "source").iterdir():

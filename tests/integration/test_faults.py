@@ -24,7 +24,7 @@ from tasks.registry.aliases import CHAMPION
 from tasks.registry.promote import promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.trial import check_predicts
-from tasks.spark.failure import SparkFailed
+from tasks.spark.gateway import SparkFailed
 from tasks.spark.session import spark_session
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec

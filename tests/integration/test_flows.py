@@ -45,8 +45,8 @@ from tasks.config.storage import StorageConfig
 from tasks.config.train import RepeatRun, TrainConfig, TrainRun
 from tasks.config.tune import TrialRun, TuneRun
 from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names, parse_user_error
-from tasks.etl.checks import BadFile, DataChecks, NearPair
 from tasks.etl.task import publish_tables
+from tasks.etl.validate import BadFile, DataChecks, NearPair
 from tasks.launch.task import train_single, train_with_artifacts
 from tasks.orchestration.task import run_stage, stage
 from tasks.predict.task import publish_predictions

@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tasks.config.storage import StorageConfig
 from tasks.errors import LockLost, WrongInput
-from tasks.etl.staging import staged_parts
+from tasks.etl.commits import staged_parts
 from tasks.storage import resolve_storage
 from tasks.system.locks import leased
 from tasks.tables import committing, delta, snapshots

@@ -33,7 +33,7 @@ from tasks.schema import PREDICTIONS, PREDICTIONS_PARTITION, PREDICTIONS_PROPERT
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage, resolve_storage
 from tasks.tables import snapshots
-from tasks.tables.append import append_rows
+from tasks.tables.direct_commits import append_rows
 from tasks.tracking.pins import pin_trained_versions, read_pins
 from tasks.tracking.trained_tables import table_tags
 from tests.builders.delta_rows import delta_rows, local_rows

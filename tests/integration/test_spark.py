@@ -21,12 +21,10 @@ from tasks.config.storage import SparkConfig
 from tasks.environment import PRELOAD
 from tasks.progress import count
 from tasks.progress.count import counted, listener
-from tasks.spark.failure import SparkFailed, shorten_exception
+from tasks.spark.gateway import SparkFailed, shorten_exception
 from tasks.spark.jvm import check_java, class_archive
-from tasks.spark.preload import preload
-from tasks.spark.progress import count_ended_tasks
-from tasks.spark.session import spark_session, try_without_spark
-from tasks.spark.worker_log import WorkerCount
+from tasks.spark.session import preload, spark_session, try_without_spark
+from tasks.spark.worker_log import WorkerCount, count_ended_tasks
 from tests.builders.processes import ROOT
 
 

@@ -27,7 +27,7 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.system.disk import check_writable
 from tasks.tables import delta, writer
-from tasks.tables.append import append_rows
+from tasks.tables.direct_commits import append_rows
 from tasks.tables.parquet_rows import spool_rows
 from tasks.tables.writer import write_access
 from tests.builders.hand_made_cache import hand_made_cache

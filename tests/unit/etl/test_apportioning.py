@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import StorageConfig
-from tasks.etl.edges import Edges
-from tasks.etl.extract import split_of
+from tasks.etl.extract import Edges, split_of
 from tasks.etl.outcomes import Comparison
 from tasks.etl.stratify import ORDER, SplitRule
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW, TEST, TRAIN, VAL

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.etl.checks import DataChecks
+from tasks.etl.validate import DataChecks
 from tasks.refs import TableRef
 
 CHECKS = DataChecks(

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tasks.etl.digits import NUM_DIGITS, write_digits
+from tasks.etl.source import NUM_DIGITS, write_digits
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ import errno
 import hashlib
 import io
 import os
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,17 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyspark.serializers import CloudPickleSerializer
 
 from tasks.config.etl import EtlConfig
 from tasks.etl import extract
-from tasks.etl.edges import Edges
-from tasks.etl.extract import examine_image, make_decoder, make_reader, read_image
+from tasks.etl.extract import Edges, dhash, examine_image, make_decoder, make_reader, read_image
 from tasks.etl.listing import list_images
-from tasks.etl.near_duplicates import dhash
 from tasks.model_package.decode import fit_within
 from tasks.schema import READ_ARROW, SPLITS, TRAIN
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
-from tasks.tables.parts import PartTarget
+from tasks.tables.parts import PartTarget, make_rewriter, make_row_writer
 from tests.builders.image_bytes import scan_bomb
 
 
@@ -354,3 +355,33 @@ def test_scan_bomb_is_quarantined_and_an_ordinary_progressive_jpeg_is_stored() -
     assert (bomb["reason"], bomb["content"]) == ("too_many_parts", None)
     assert bomb["detail"] == "a JPEG of 4096 pixels with more than 100 scans"
     assert (ordinary["reason"], ordinary["width"]) == (None, 64)
+
+
+UNPICKLE = """
+import sys
+from pathlib import Path
+
+from pyspark.serializers import CloudPickleSerializer
+
+from tasks.environment import module_to_preload  # as tasks/spark/python_daemon.py does
+
+module_to_preload()
+CloudPickleSerializer().loads(Path(sys.argv[1]).read_bytes())
+found = sorted(name for name in sys.modules if name.partition(".")[0] in {"tasks", "flows"})
+print(*(name for name in found if not hasattr(sys.modules[name], "__path__")))
+print(*sorted({"mlflow", "prefect", "torch", "deltalake", "duckdb"} & sys.modules.keys()))
+"""
+
+
+def test_python_workers_import_few_modules_of_this_project(tmp_path: Path) -> None:
+    """Each worker of the ETL imports what its functions run, which has no part of the driver's work."""
+    target, etl = part_target(tmp_path / "parts"), EtlConfig()
+    edges = Edges.of(etl, pa.table({"label": ["cat"]}))
+    readers = [make_reader(tmp_path, etl, target, edges), make_decoder(etl, target, edges)]
+    functions = [*(make_row_writer(reader, target, READ_ARROW) for reader in readers), make_rewriter(target)]
+    pickled = tmp_path / "functions.pickle"
+    pickled.write_bytes(CloudPickleSerializer().dumps(functions))
+    command = [sys.executable, "-c", UNPICKLE, str(pickled)]
+    own, others = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(own.split()) <= 20, own
+    assert others == ""

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from tasks.etl import near_duplicates
-from tasks.etl.near_duplicates import Banding, choose_banding, dhash, find_near_duplicates, hamming_distances
+from tasks.etl.extract import dhash
+from tasks.etl.near_duplicates import Banding, choose_banding, find_near_duplicates, hamming_distances
 
 
 def scene(seed: int, side: int = 240) -> Image.Image:

@@ -12,8 +12,7 @@ from tasks.progress import count
 from tasks.progress.count import StepProgress, advance, counted, listener
 from tasks.progress.epochs import EpochProgress
 from tasks.spark import worker_log
-from tasks.spark.progress import EndedParts, EndedTasks, num_tasks
-from tasks.spark.worker_log import WorkerCount, forward_worker_lines
+from tasks.spark.worker_log import EndedParts, EndedTasks, WorkerCount, forward_worker_lines, num_tasks
 
 
 @pytest.fixture
@@ -124,7 +123,7 @@ def test_ended_task_is_counted_on_the_driver_without_its_log_lines(
 ) -> None:
     """The log lines of a cluster stay on its machines; a task that is run again counts once."""
     ended, on_worker = EndedTasks(), SimpleNamespace(partitionId=lambda: 3)
-    monkeypatch.setattr("tasks.spark.progress.TaskContext.get", lambda: on_worker)
+    monkeypatch.setattr("tasks.spark.worker_log.TaskContext.get", lambda: on_worker)
     monkeypatch.setattr("tasks.spark.worker_log.TaskContext.get", lambda: on_worker)
     held: list[EndedParts] = [ended.zero(())]
     accumulator = SimpleNamespace(add=lambda term: held.append(ended.addInPlace(held[-1], term)))
@@ -133,7 +132,7 @@ def test_ended_task_is_counted_on_the_driver_without_its_log_lines(
         of_task.add(images)
         of_task.close()
     assert held[-1] == (("etl", "3", 4), ("etl", "3", 7))
-    monkeypatch.setattr("tasks.spark.progress.TaskContext.get", lambda: None)
+    monkeypatch.setattr("tasks.spark.worker_log.TaskContext.get", lambda: None)
     with listener(updates.append), counted("etl", 10):
         assert ended.addInPlace(ended.zero(()), held[-1]) == ()
         assert ended.addInPlace(ended.zero(()), (("etl", "0", 1),)) == ()

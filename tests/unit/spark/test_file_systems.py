@@ -28,10 +28,10 @@ def test_scheme_is_found_in_urls_only(url: str, scheme: str | None) -> None:
 )
 def test_exception_chain_is_explained(chain: str, expected: str) -> None:
     """The innermost known exception determines the message, except for a missing bucket, which an outer one names."""
-    sentence = explain_problem(chain, "s3a://bucket/photos")
+    explained = explain_problem(chain, "s3a://bucket/photos")
 
-    assert sentence is not None
-    assert expected in sentence
+    assert explained is not None
+    assert expected in ": ".join(explained)
 
 
 def test_unknown_exceptions_are_not_user_errors() -> None:
@@ -43,8 +43,8 @@ def test_message_names_the_folder_for_the_jars_of_a_store(tmp_path: Path, monkey
     """The message for a store whose jars are not downloaded by make names the folder for them in the user's cache."""
     monkeypatch.setenv("LAKEVISION_CACHE", str(tmp_path))
 
-    sentence = explain_problem('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "gs://bucket/photos")
+    explained = explain_problem('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "gs://bucket/photos")
 
     assert store_jars("gs") == tmp_path / "jars" / "gs"
-    assert sentence is not None
-    assert str(tmp_path / "jars" / "gs") in sentence
+    assert explained is not None
+    assert str(tmp_path / "jars" / "gs") in explained[1]

@@ -4,7 +4,7 @@ import pytest
 
 from tasks.stream.checkpoint import Position
 from tasks.stream.lag import Lag, lag_of, processed_version
-from tasks.tables.commits import Commit
+from tasks.tables.delta import Commit
 
 COMMITS = [Commit(version, num_files, 100.0 + version) for version, num_files in ((3, 2), (4, 0), (5, 1))]
 """Two commits with changes, and a compaction between them."""

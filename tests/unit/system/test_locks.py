@@ -12,8 +12,15 @@ import pytest
 
 from tasks.errors import LockLost
 from tasks.system import locks
-from tasks.system.locks import LeaseCheck, check_leases, exclusive_lock, lock_lost, locking_with, unlocked_warning
-from tasks.system.mounts import Mount
+from tasks.system.locks import (
+    LeaseCheck,
+    Mount,
+    check_leases,
+    exclusive_lock,
+    lock_lost,
+    locking_with,
+    unlocked_warning,
+)
 from tests.builders.processes import ROOT
 
 HOLDER = """

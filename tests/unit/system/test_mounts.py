@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.system.mounts import mount_of
+from tasks.system.locks import mount_of
 
 
 def mounted(folder: str, kind: str, options: str = "rw") -> list[SimpleNamespace]:

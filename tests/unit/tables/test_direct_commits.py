@@ -17,9 +17,8 @@ from tasks.refs import TableRef
 from tasks.schema import FILES, FILES_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.tables import direct_commits
-from tasks.tables.append import append_rows
 from tasks.tables.committing import TableChanged
-from tasks.tables.direct_commits import add_files, replace_few_rows
+from tasks.tables.direct_commits import add_files, append_rows, replace_few_rows
 from tasks.tables.snapshots import files_containing, newest_snapshot
 
 TODAY = datetime(2026, 1, 2, tzinfo=UTC)

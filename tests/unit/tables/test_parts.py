@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.etl.commits import map_files
 from tasks.schema import IMAGES, IMAGES_ARROW
-from tasks.tables import parts, rewriting
+from tasks.tables import direct_commits, parts
 from tasks.tables.parts import (
     REWRITE_ARROW,
     REWRITTEN,
@@ -19,7 +20,6 @@ from tasks.tables.parts import (
     make_row_writer,
     read_rows,
 )
-from tasks.tables.rewriting import map_files
 
 TODAY = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -156,13 +156,13 @@ def test_small_parts_are_rewritten_by_the_driver(target: PartTarget, monkeypatch
     requests = pa.table([old, [[]] * 3, [[]] * 3], schema=REWRITE_ARROW)
     size = sum(file.stat().st_size for file in Path(target.folder).iterdir())
 
-    monkeypatch.setattr(rewriting, "DRIVER_BYTES", size)
+    monkeypatch.setattr(direct_commits, "DRIVER_BYTES", size)
     done = map_files(None, target.folder, requests, make_rewriter(target), REWRITTEN)
     assert [row["was"] for row in done] == old
     for row in done:
         assert pq.read_table(f"{target.folder}/{row['part']}").equals(pq.read_table(f"{target.folder}/{row['was']}"))
 
-    monkeypatch.setattr(rewriting, "DRIVER_BYTES", size - 1)
+    monkeypatch.setattr(direct_commits, "DRIVER_BYTES", size - 1)
     with pytest.raises(AttributeError, match="createDataFrame"):
         map_files(None, target.folder, requests, make_rewriter(target), REWRITTEN)
 

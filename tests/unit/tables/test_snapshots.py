@@ -9,7 +9,7 @@ import pytest
 from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
-from tasks.tables.append import append_rows
+from tasks.tables.direct_commits import append_rows
 from tasks.tables.properties import SOURCE_PROPERTY
 from tasks.tables.relations import Relations
 from tasks.tables.snapshots import at_version, latest, read_batches, read_columns, version_rows

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tasks.etl.staging import is_swept, staged_parts, sweep_killed_runs
+from tasks.etl.commits import is_swept, staged_parts, sweep_killed_runs
 
 PARTS = r"part-[^/]*\.parquet"
 

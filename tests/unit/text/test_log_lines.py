@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tasks.errors import DiskFull, RunDeleted, TimeLimitExceeded, TrackingUnavailable, WrongInput
-from tasks.etl.checks import BadFile, NearPair
+from tasks.etl.validate import BadFile, NearPair
 from tasks.metrics.mistakes import Mistake, mistake_table
 from tasks.spark.worker_log import log_from_worker
 from tasks.text.log_lines import SingleLineFilter
