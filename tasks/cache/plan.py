@@ -65,7 +65,7 @@ def with_files(spark: SparkSession, images: DataFrame, starts: FileStarts, class
             for prefix, low, high in zip(prefixes, bounds, bounds[1:], strict=False)
         ]
     ranges = spark.createDataFrame(pa.Table.from_pylist(rows, schema=RANGES_ARROW))
-    labels = spark.createDataFrame(list(enumerate(classes)), "label_index long, label string")
+    labels = spark.createDataFrame(pa.table({"label_index": range(len(classes)), "label": list(classes)}))
     file = F.col("before") + F.size(F.filter("within", lambda start: start <= F.col("sha256")))
     return (
         images.withColumn("prefix", F.substring("sha256", 1, digits))

@@ -25,9 +25,9 @@ from tasks.spark.session import NeedsSpark
 from tasks.system.cores import num_cores
 from tasks.system.locks import excludes_other_machines
 from tasks.tables import delta
-from tasks.tables.committing import is_unsure
 from tasks.tables.direct_commits import add_files, are_small, replace_few_rows
 from tasks.tables.parts import REWRITTEN, Mapper, PartTarget, make_rewriter, read_rows
+from tasks.tables.writer import is_unsure
 
 # The table version that a model was trained from stays readable for as long as the model exists. Maintenance keeps its
 # data files; this setting keeps the log that names them, which Delta removes after 30 days by default.
@@ -238,7 +238,7 @@ def _replace_images(
         else:
             return
     files = [f"{path}/{name}" for name in parts]
-    insert = spark.read.schema(IMAGES).parquet(*files) if files else spark.createDataFrame([], IMAGES)
+    insert = spark.read.schema(IMAGES).parquet(*files) if files else delta.no_rows(spark, IMAGES)
     delta.replace_rows(spark, path, version, insert, "sha256", spark.createDataFrame(surplus))
 
 

@@ -70,23 +70,19 @@ FILES_PER_TASK = 1024
 
 
 @dataclass(frozen=True)
-class _Tables:
+class Tables:
     """The tables as they are at the start of a run.
 
     Attributes:
-        images: Path of the table `images`.
-        files: Path of the table `files`.
         ledger: All rows of `files`.
         existing: sha256, label and split of the rows of `images`.
-        versions: Version of each table, None if the table does not exist.
+        versions: Version of `images` and of `files`, None if the table does not exist.
         replaced: Whether the contents come from another source or other labels, and are replaced.
         etl: Settings of the run; those that existing tables determine have the tables' values.
         properties: Table properties that correspond to the settings.
         lacking: Columns that an existing table `files` of an earlier release lacks.
     """
 
-    images: str
-    files: str
     ledger: pa.Table | ParquetRows
     existing: pa.Table | ParquetRows
     versions: list[int | None]
@@ -96,30 +92,31 @@ class _Tables:
     lacking: list[StructField]
 
 
-def _open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, source: Source) -> _Tables:
-    """Open the tables at their latest versions, and check that this run may write to them."""
-    found = {name: _open_table(spark, storage.table(name)) for name in ("images", "files")}
-    for existing in filter(None, found.values()):
+def open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, source: Source) -> Tables:
+    """Open the tables at their latest versions, and check that this run may write to them.
+
+    Raises:
+        WrongInput: The settings or columns differ from the tables'.
+        NeedsSpark: `spark` is None, and only Spark can read a table.
+    """
+    newest = {name: _open_table(spark, storage.table(name)) for name in ("images", "files")}
+    found = {name: snapshot for name, snapshot in newest.items() if snapshot is not None}
+    for existing in found.values():
         etl = with_table_split(etl, existing.properties)
-    made_with = next((existing.properties for existing in found.values() if existing is not None), {})
+    made_with = next((existing.properties for existing in found.values()), {})
     wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
     replaced = False
     schemas = {"images": IMAGE_KEYS_ARROW, "files": FILES_ARROW}
     rows: dict[str, pa.Table | ParquetRows] = {name: schema.empty_table() for name, schema in schemas.items()}
-    versions: list[int | None] = []
-    for name, schema in (("images", IMAGES), ("files", FILES)):
-        path = storage.table(name)
-        snapshot = found[name]
-        versions.append(None if snapshot is None else snapshot.table.version)
-        if snapshot is None:
-            continue
+    lacking: list[StructField] = []
+    for name, snapshot in found.items():
+        path, columns = snapshot.table.path, FILES if name == "files" else IMAGES
         replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
-        check_columns(snapshot.schema, schema, path, ADDED_TO_FILES if name == "files" else ())
+        check_columns(snapshot.schema, columns, path, ADDED_TO_FILES if name == "files" else ())
+        lacking += [column for column in columns if column.name not in snapshot.schema.names]
         rows[name] = snapshots.version_rows(spark, snapshot.table, schemas[name], scratch_root(storage))
-    paths = (storage.table("images"), storage.table("files"))
-    ledger = found["files"]
-    lacking = [] if ledger is None else [column for column in FILES if column.name not in ledger.schema.names]
-    return _Tables(*paths, rows["files"], rows["images"], versions, replaced, etl, wanted, lacking)
+    versions = [None if snapshot is None else snapshot.table.version for snapshot in newest.values()]
+    return Tables(rows["files"], rows["images"], versions, replaced, etl, wanted, lacking)
 
 
 def _open_table(spark: SparkSession | None, path: str) -> Snapshot | None:
@@ -231,7 +228,7 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
         with write_access(storage.table("images"), spark), translate_disk_full(storage.tables, storage.home):
             while True:
                 source = relist_if_outdated(spark, etl, source, storage)
-                tables = _open_tables(spark, etl, storage, source)
+                tables = open_tables(spark, etl, storage, source)
                 # On a store, without a lock, another run may have committed between the listing and the opening.
                 if newest_commits(storage) == source.before:
                     return _ingest(spark, source, tables, storage, etl.split_by)
@@ -239,9 +236,9 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
     return try_without_spark(ingest, config, storage)
 
 
-def _ingest(spark: SparkSession | None, source: Source, tables: _Tables, storage: Storage, requested: str) -> EtlReport:
+def _ingest(spark: SparkSession | None, source: Source, tables: Tables, storage: Storage, requested: str) -> EtlReport:
     etl = tables.etl
-    paths = (tables.images, tables.files)
+    paths = (storage.table("images"), storage.table("files"))
     from_scratch = None in tables.versions or tables.replaced
     if spark is None and from_scratch:
         raise NeedsSpark
@@ -259,7 +256,7 @@ def _ingest(spark: SparkSession | None, source: Source, tables: _Tables, storage
             logger.warning(
                 "'%s' keeps the labels %s of an older release, with their models. New tables have labels in Unicode's "
                 "composed form (NFC): for them ingest again into %s",
-                tables.images, shown(compared.decomposed[:MAX_GROUPS]), OTHER_TABLES,
+                paths[0], shown(compared.decomposed[:MAX_GROUPS]), OTHER_TABLES,
             )  # fmt: skip
         num_new = compared.num_new()
         up_to_date = not from_scratch and compared.is_up_to_date()
@@ -278,10 +275,10 @@ def _ingest(spark: SparkSession | None, source: Source, tables: _Tables, storage
             logger.info(
                 "etl.split_by is %s, but '%s' was made with %s and continues with it, so that no image changes its "
                 "split: for another split give %s",
-                requested, tables.images, etl.split_by, OTHER_TABLES,
+                requested, paths[0], etl.split_by, OTHER_TABLES,
             )  # fmt: skip
         if spark is not None and not up_to_date:
-            counts = _synchronize(spark, source, compared, tables, scratch_root(storage))
+            counts = _synchronize(spark, source, compared, tables, storage)
         else:
             compared.resolve(READ_ARROW.empty_table())
             counts = _check_gates(compared, etl)
@@ -314,23 +311,19 @@ def _ingest(spark: SparkSession | None, source: Source, tables: _Tables, storage
 
 
 def _synchronize(
-    spark: SparkSession,
-    source: Source,
-    compared: Comparison,
-    tables: _Tables,
-    scratch: Path,
+    spark: SparkSession, source: Source, compared: Comparison, tables: Tables, storage: Storage
 ) -> FileCounts:
     """Read new and changed files, and write both tables; return the numbers of files and images."""
     images_version, files_version = tables.versions
-    etl = tables.etl
-    with staged_parts(tables.images, images_version) as target:
-        compared.resolve(_read_new(spark, compared.to_read(), etl, source, target, scratch))
-        counts = _check_gates(compared, etl)
+    images, files = storage.table("images"), storage.table("files")
+    with staged_parts(images, images_version) as target:
+        compared.resolve(_read_new(spark, compared.to_read(), tables.etl, source, target, scratch_root(storage)))
+        counts = _check_gates(compared, tables.etl)
         write_images(spark, target, images_version, compared, tables.properties)
     changes = compared.ledger_changes(datetime.now(UTC))
     if files_version is not None and tables.lacking and changes.num_rows:
-        delta.add_columns(spark, tables.files, tables.lacking)
+        delta.add_columns(spark, files, tables.lacking)
         files_version += 1
-    with staged_parts(tables.files, files_version) as target:
+    with staged_parts(files, files_version) as target:
         write_files(spark, target, files_version, changes, tables.properties)
     return counts

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.labels import PathLabels
-from tasks.etl.own_folders import OwnFolders
+from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
 from tasks.paths import raise_unless_gone
 from tasks.schema import LISTING_ARROW, SPLITS
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
@@ -84,7 +84,7 @@ class _Walk:
     source: str
     root: str
     setting: str
-    own: OwnFolders | None
+    own: OwnFolders
 
     def folders(self, folder: str) -> Iterator[tuple[str, list[str]]]:
         """Yield folders with the names of their image files and of links to such, in the order of the paths."""
@@ -93,7 +93,7 @@ class _Walk:
         folders: set[str] = set()
         links: set[str] = set()
         try:
-            if folder != self.source and self._is_own(folder):
+            if folder != self.source and self.own.has_folder(self.root + folder[len(self.source) :]):
                 return
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -127,14 +127,11 @@ class _Walk:
                 files.append(name)
         yield folder, files
 
-    def _is_own(self, folder: str) -> bool:
-        return self.own is not None and self.own.has_folder(self.root + folder[len(self.source) :])
-
     def _leads_to_file(self, link: str) -> bool:
         """Return whether a link leads to a file or special file of the source, not to a folder and not to nothing."""
         try:
             target = os.path.realpath(link, strict=True)
-            if not target.startswith(self.root + os.sep) or (self.own is not None and self.own.has_target(target)):
+            if not target.startswith(self.root + os.sep) or self.own.has_target(target):
                 return False
             return not stat.S_ISDIR(os.stat(target).st_mode)
         except OSError as error:
@@ -149,7 +146,7 @@ def local_files(
     source: Path,
     what: str = "class folders with images",
     setting: str = "source",
-    own: OwnFolders | None = None,
+    own: OwnFolders = NO_FOLDERS,
 ) -> Iterator[ListedFiles]:
     """Yield the image files below a folder in batches, in the order of their paths; hidden files are ignored.
 
@@ -218,7 +215,7 @@ def local_files(
 
 
 def list_images(
-    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders | None = None
+    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders = NO_FOLDERS
 ) -> SpooledRows:
     """List the image files below `source` with their labels and predefined splits; hidden files are ignored.
 
@@ -280,7 +277,7 @@ def check_not_empty(listing: SpooledRows, source: str, setting: str = "source") 
 
 
 def check_source(
-    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders | None = None
+    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders = NO_FOLDERS
 ) -> SpooledRows:
     """Check that a folder can be trained on; return its listing, as `list_images`.
 

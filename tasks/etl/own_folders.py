@@ -136,3 +136,7 @@ class OwnFolders:
         if folder not in self.said:
             self.said.add(folder)
             logger.info("'%s' is left out of %s '%s': runs write to it", folder, self.setting, self.source)
+
+
+NO_FOLDERS = OwnFolders("", "", frozenset(), frozenset())
+"""Nothing to leave out: of a folder that no run writes to."""

@@ -19,7 +19,7 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.listing import ListedFiles, check_labels, check_source, is_image_path, make_listing
-from tasks.etl.own_folders import OwnFolders
+from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
 from tasks.paths import expand_user, local_path
 from tasks.spark.file_systems import check_folder, hadoop_files, scheme_of
 from tasks.spark.scratch import scratch_root
@@ -148,7 +148,7 @@ FILES_PER_PAGE = 10_000
 
 
 def remote_files(
-    spark: SparkSession, url: str, setting: str = "source", own: OwnFolders | None = None
+    spark: SparkSession, url: str, setting: str = "source", own: OwnFolders = NO_FOLDERS
 ) -> Iterator[ListedFiles]:
     """Yield the image files below a URL in batches, in any order; hidden files are ignored.
 
@@ -162,7 +162,7 @@ def remote_files(
         WrongInput: As `check_folder`.
         SourceUnavailable: As `check_folder`, or the listing ended before its end.
     """
-    left_out = () if own is None else own.prefixes()
+    left_out = own.prefixes()
     check_folder(spark, url, setting)
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     listing = hadoop_files(spark).Listing(settings, f"{url}/")
@@ -170,7 +170,7 @@ def remote_files(
         files = ListedFiles()
         for line in page.removesuffix("\0").split("\0"):
             size, milliseconds, path = line.split("\t", 2)
-            if is_image_path(path) and not (own is not None and own.has_path(path, left_out)):
+            if is_image_path(path) and not own.has_path(path, left_out):
                 files.paths.append(path)
                 files.sizes.append(int(size))
                 files.times.append(int(milliseconds) * 1000)

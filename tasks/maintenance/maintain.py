@@ -1,8 +1,11 @@
 """Compaction of the Delta tables, and removal of files that no kept version needs."""
 
 import logging
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from uuid import uuid4
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -12,14 +15,14 @@ from tasks.errors import WrongInput
 from tasks.etl.commits import KEEP_LOG
 from tasks.maintenance.kept_versions import kept_versions
 from tasks.maintenance.old_predictions import delete_old_predictions
-from tasks.maintenance.retention import SAFE_AGE, list_files, removable_files
+from tasks.maintenance.retention import SAFE_AGE, DataFile, list_files, removable_files
 from tasks.refs import MaintenanceReport, TableMaintenance
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables import delta, snapshots
-from tasks.tables.committing import commit
-from tasks.tables.writer import write_access
+from tasks.tables.delta_internals import data_folder
+from tasks.tables.writer import commit, write_access
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -36,6 +39,35 @@ def _check_floor(config: MaintainConfig, spark: SparkSession) -> None:
             f"maintain.vacuum_hours is {config.vacuum_hours}, but Delta retains at least {DELTA_FLOOR_HOURS} hours: "
             f"give that, or set {RETENTION_CHECK} to false in spark.conf when nothing reads or writes the tables"
         )
+
+
+def _vacuum(spark: SparkSession, path: str, files: Iterable[DataFile], hours: int) -> None:
+    """Delete these files of the table with VACUUM, except those that Delta's retention protects.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the table.
+        files: The files.
+        hours: Delta's retention in hours.
+    """
+    folder = data_folder(spark, path)
+    rows = [
+        {
+            "path": f"{folder}/{file.name}",
+            "length": file.bytes,
+            "isDir": False,
+            "modificationTime": int(file.modified_at.timestamp() * 1000),
+        }
+        for file in files
+    ]
+    view = f"inventory_{uuid4().hex}"
+    spark.createDataFrame(pa.Table.from_pylist(rows)).createOrReplaceTempView(view)
+    try:
+        table = path.replace("`", "``")
+        text = f"VACUUM delta.`{table}` USING INVENTORY (SELECT * FROM {view}) RETAIN {hours} HOURS"  # noqa: S608  # SQL has no parameter for a table's name; it is quoted
+        commit(path, lambda: spark.sql(text))
+    finally:
+        spark.catalog.dropTempView(view)
 
 
 def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, kept: list[int] | None) -> TableMaintenance:
@@ -60,8 +92,7 @@ def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, kept:
     before = list_files(path)
     removable = [] if kept is None else removable_files(spark, path, kept, config.vacuum_hours, datetime.now(UTC))
     if removable:
-        files = [(file.name, file.bytes, file.modified_at) for file in removable]
-        delta.vacuum_files(spark, path, files, config.vacuum_hours)
+        _vacuum(spark, path, removable, config.vacuum_hours)
     left = {file.name for file in list_files(path)}
     deleted = [file for file in before if file.name not in left]
     done = TableMaintenance(

@@ -12,7 +12,7 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.storage import Storage
 from tasks.tables import snapshots
-from tasks.tables.committing import commit
+from tasks.tables.writer import commit
 
 logger = logging.getLogger("lakevision.maintenance")
 

@@ -10,8 +10,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 from tasks.errors import WrongInput
 from tasks.schema import ADDED_TO_FILES, INPUTS, INPUTS_KEY
 from tasks.tables import delta, snapshots
-from tasks.tables.committing import commit
-from tasks.tables.writer import write_access
+from tasks.tables.writer import commit, write_access
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -60,7 +59,7 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
         newest = snapshots.newest_snapshot(spark, inputs)
         if newest is not None:
             check_inputs(newest.schema, inputs)
-        known = spark.createDataFrame([], INPUTS) if newest is None else snapshots.read_version(spark, newest.table)
+        known = delta.no_rows(spark, INPUTS) if newest is None else snapshots.read_version(spark, newest.table)
         lacking = [column for column in INPUTS if column.name not in known.columns]
         known = delta.with_nulls(known, lacking)
         # A merge reads its source twice.

@@ -101,7 +101,7 @@ def create_predictions(spark: SparkSession | None, path: str) -> str:
         if newest is None:
             if spark is None:
                 raise NeedsSpark
-            rows = spark.createDataFrame([], PREDICTIONS)
+            rows = delta.no_rows(spark, PREDICTIONS)
             delta.create_table(path, rows, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
             return snapshots.latest(spark, path).table_id
         check_predictions(newest.schema, path)

@@ -142,7 +142,7 @@ def _predict(
         seconds = time.perf_counter() - began
     elif spark is not None and gone.rows.num_rows:
         _check_gone(gone, None, predict)
-        record_inputs(spark.createDataFrame([], INPUTS), inputs, spark.createDataFrame(gone.rows))
+        record_inputs(delta.no_rows(spark, INPUTS), inputs, spark.createDataFrame(gone.rows))
     written, recorded = snapshots.latest(spark, predictions), snapshots.newest_snapshot(spark, inputs)
     rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing predicted"
     logger.info(

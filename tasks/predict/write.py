@@ -17,7 +17,7 @@ from tasks.schema import (
     PREDICTIONS_PROPERTIES,
 )
 from tasks.tables import delta, snapshots
-from tasks.tables.committing import commit
+from tasks.tables.writer import commit
 
 logger = logging.getLogger("lakevision.predict")
 

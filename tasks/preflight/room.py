@@ -8,18 +8,16 @@ from tasks.cache.manifest import MANIFEST, read_manifest, whole_cache
 from tasks.cache.sizes import cache_bytes, check_disk
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
+from tasks.etl.ingest import open_tables
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source
 from tasks.object_store import file_system
 from tasks.paths import resolved
 from tasks.refs import TableRef
-from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW
-from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import existing_folder
 from tasks.tables import delta, snapshots
-from tasks.tables.properties import check_properties, source_property, table_properties, with_table_split
 from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.preflight")
@@ -51,25 +49,14 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
 
     Files that the ETL reads again in every run, such as those without read permission, count as unchanged.
     """
-    schemas = {"images": IMAGE_KEYS_ARROW, "files": FILES_ARROW}
-    found = {name: snapshots.newest_snapshot(None, storage.table(name)) for name in schemas}
-    for existing in filter(None, found.values()):
-        etl = with_table_split(etl, existing.properties)
-    made_with = next((existing.properties for existing in found.values() if existing is not None), {})
-    wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
-    rows, refs = {}, []
-    for name, snapshot in found.items():
-        if snapshot is None:
-            return None
-        if check_properties(snapshot.properties, wanted, snapshot.table.path, etl.replace_source):
-            return None
-        rows[name] = snapshots.version_rows(None, snapshot.table, schemas[name], scratch_root(storage))
-        refs.append(snapshot.table)
+    tables = open_tables(None, etl, storage, source)
+    if None in tables.versions or tables.replaced:
+        return None
     with Relations(storage) as relations:
         keep = etl.deleted == "keep"
-        Comparison(relations, source.listing, rows["files"], rows["images"], replaced=False, keep_deleted=keep)
+        Comparison(relations, source.listing, tables.ledger, tables.existing, replaced=False, keep_deleted=keep)
         changed = relations.rows("SELECT count(*) FROM changed WHERE status <> 'again'")[0][0]
-    return None if changed else refs[0]
+    return None if changed else snapshots.latest(None, storage.table("images"))
 
 
 def _has_cache(images: TableRef, cache_config: CacheConfig, storage: Storage) -> bool:

@@ -171,13 +171,10 @@ def failures_as_text(log: Path) -> Iterator[None]:
         if message := failed_with_jvm(log):
             # The exception of a closed socket depends on the moment.
             raise SparkFailed(message) from error
-        if isinstance(error, (Py4JJavaError, CapturedException)) and (message := _missing_project(str(error))):
-            raise SparkFailed(message) from None
-        if isinstance(error, Py4JJavaError):
-            raise SparkFailed(_root_message(error)) from None
-        if isinstance(error, CapturedException):
-            raise SparkFailed(str(error)) from None
-        raise
+        if not isinstance(error, (Py4JJavaError, CapturedException)):
+            raise
+        shown = _root_message(error) if isinstance(error, Py4JJavaError) else str(error)
+        raise SparkFailed(_missing_project(str(error)) or shown) from None
 
 
 def forget_dead_jvm() -> bool:

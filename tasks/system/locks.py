@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import filelock
 import psutil
@@ -36,14 +36,6 @@ LOCAL_FUSE_KINDS = frozenset(
     f"fuse.{name}" for name in ("bindfs", "encfs", "fuse-overlayfs", "gocryptfs", "lxcfs", "mergerfs")
 )
 """Kinds of file systems in user space whose files are on this machine; others may be anywhere."""
-
-
-class Mounted(Protocol):
-    """A mounted file system, as psutil describes it."""
-
-    mountpoint: str
-    fstype: str
-    opts: str
 
 
 class Mount(NamedTuple):
@@ -73,12 +65,12 @@ class Mount(NamedTuple):
         return not self.is_shared() or self.has_shared_locks()
 
 
-def mount_of(folder: Path, mounted: Iterable[Mounted] | None = None) -> Mount:
+def mount_of(folder: Path, mounted: Iterable[Any] | None = None) -> Mount:
     """Return the file system of a folder, which need not exist.
 
     Args:
         folder: A local folder.
-        mounted: All mounted file systems; None for those of this machine.
+        mounted: All mounted file systems, as psutil describes them; None for those of this machine.
     """
     path = os.path.realpath(folder)
     found = Mount("/", "unknown", frozenset())

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -15,14 +14,15 @@ import pyarrow.parquet as pq
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from tasks.errors import WrongInput
 from tasks.object_store import PROBE, file_system, list_names
 from tasks.paths import local_path
-from tasks.tables.committing import TableChanged, commit, is_unsure
-from tasks.tables.delta_internals import check_version, data_folder
+from tasks.tables.delta_internals import check_version
 from tasks.tables.properties import OTHER_TABLES, join_properties, split_properties
+from tasks.tables.writer import TableChanged, commit, is_unsure
 
 COMMIT_NAME = re.compile(r"\d{20}\..*(json|parquet)")
 COMMITTED_NAME = re.compile(r"\d{20}\.json")
@@ -37,6 +37,7 @@ Delta takes the appends of two drivers for independent of each other, unless bot
 
 DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc|#\d+)?")
 """Name of a data file, its checksum, or a part of it that delta-rs has not finished."""
+
 PARTITION_NAME = re.compile(r"[^=]+=.*")
 
 
@@ -207,28 +208,6 @@ def commits_after(path: str, version: int) -> list[Commit]:
     return found
 
 
-def vacuum_files(spark: SparkSession, path: str, files: Iterable[tuple[str, int, datetime]], hours: int) -> None:
-    """Delete these files of the table with VACUUM, except those that Delta's retention protects.
-
-    Args:
-        spark: The session.
-        path: Path or URL of the table.
-        files: Name relative to the table's folder, size in bytes and time of last modification of each file.
-        hours: Delta's retention in hours.
-    """
-    folder = data_folder(spark, path)
-    rows = [(f"{folder}/{name}", size, False, int(at.timestamp() * 1000)) for name, size, at in files]
-    inventory = spark.createDataFrame(rows, "path string, length long, isDir boolean, modificationTime long")
-    view = f"inventory_{uuid4().hex}"
-    inventory.createOrReplaceTempView(view)
-    try:
-        table = path.replace("`", "``")
-        text = f"VACUUM delta.`{table}` USING INVENTORY (SELECT * FROM {view}) RETAIN {hours} HOURS"  # noqa: S608  # SQL has no parameter for a table's name; it is quoted
-        commit(path, lambda: spark.sql(text))
-    finally:
-        spark.catalog.dropTempView(view)
-
-
 def set_properties(spark: SparkSession, path: str, values: Mapping[str, str]) -> None:
     """Set table properties, in one commit."""
     commit(path, lambda: _set_properties(spark, path, values))
@@ -375,6 +354,11 @@ def replace_rows(
 def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
     """Select the columns of `schema` in its order, cast to its types."""
     return rows.select(*(rows[field.name].cast(field.dataType).alias(field.name) for field in schema))
+
+
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+    """Return a frame without rows; of an empty list, a Python worker makes it, whose daemon takes seconds to start."""
+    return spark.createDataFrame(to_arrow_schema(schema).empty_table(), schema)
 
 
 def with_nulls(rows: DataFrame, columns: Iterable[StructField]) -> DataFrame:

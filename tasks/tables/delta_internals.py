@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 
 from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
-from tasks.tables.committing import TableChanged
 from tasks.tables.properties import join_properties, table_source
+from tasks.tables.writer import TableChanged
 
 INTERNALS = {
     "org.apache.spark.sql.delta.DeltaLog": ("forTable", "update", "getSnapshotAt", "dataPath"),

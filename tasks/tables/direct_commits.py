@@ -31,11 +31,11 @@ from tasks.object_store import PROBE, file_system, has_conditional_puts
 from tasks.paths import local_path
 from tasks.refs import TableRef
 from tasks.spark.session import NeedsSpark
-from tasks.tables.committing import UNSUPPORTED, TableChanged, commit, is_unsure
 from tasks.tables.delta import TRANSACTION, clear_uncommitted, mark_creation, newest_commit
 from tasks.tables.parquet_rows import SpooledRows
 from tasks.tables.properties import split_properties
 from tasks.tables.snapshots import files_containing
+from tasks.tables.writer import UNSUPPORTED, TableChanged, commit, is_unsure
 
 DRIVER_BYTES = 64 << 20
 """Total size up to which the driver rewrites files itself: faster than the start of a Spark job, about 0.5 s."""
@@ -211,8 +211,12 @@ def add_files(
         properties, description = split_properties(values)
         given: dict[str, Any] = {"configuration": properties, "description": description, "storage_options": options}
         given |= _as_next_version(version)
-        with _only_creator(path):
+        try:
             commit(path, lambda: create_table_with_add_actions(location, columns, added, **given))
+        except DeltaError as error:
+            if newest_commit(path) is not None:  # another driver created the table meanwhile
+                raise TableChanged(path) from error
+            raise
         return
     table, mode = _open(path, version), "overwrite" if replaces_all else "append"
     actions: list[AddAction | RemoveAction] = [*added]
@@ -240,21 +244,6 @@ def _check_links(path: str) -> None:
     finally:
         for probe in probes:
             probe.unlink(missing_ok=True)
-
-
-@contextmanager
-def _only_creator(path: str) -> Iterator[None]:
-    """Translate the error of delta-rs for a table that exists.
-
-    Raises:
-        TableChanged: Another driver created the table meanwhile.
-    """
-    try:
-        yield
-    except DeltaError as error:
-        if newest_commit(path) is not None:
-            raise TableChanged(path) from error
-        raise
 
 
 def _open(path: str, version: int) -> deltalake.DeltaTable:

@@ -117,9 +117,9 @@ class Relations:
         with self._translate_out_of_memory():
             return self._database.execute(query, values).fetchall()
 
-    def table(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> pa.Table:
+    def table(self, query: str, schema: pa.Schema) -> pa.Table:
         """Return the rows of a query, cast to this schema; times are in UTC, independent of the local time zone."""
-        return pa.Table.from_batches(self.batches(query, schema, values), schema)
+        return pa.Table.from_batches(self.batches(query, schema), schema)
 
     def batches(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query in batches, cast to this schema, before another query is run."""

@@ -257,13 +257,13 @@ def schema_of(spark: SparkSession | None, table: TableRef) -> StructType:
     found = _without_spark(table.path, table.version)
     if found is not None:
         return _columns(found)
-    if spark is None:
-        raise NeedsSpark
     return read_version(spark, table).schema
 
 
-def read_version(spark: SparkSession, table: TableRef) -> DataFrame:
-    """Return the rows of this version as a DataFrame."""
+def read_version(spark: SparkSession | None, table: TableRef) -> DataFrame:
+    """Return the rows of this version as a DataFrame; raise NeedsSpark without a session."""
+    if spark is None:
+        raise NeedsSpark
     prepare_store(spark, table.path)
     return spark.read.format("delta").option("versionAsOf", table.version).load(table.path)
 
@@ -307,8 +307,6 @@ def version_rows(
     found, where = _without_spark(table.path, table.version), where or {}
     if found is not None:
         return _local_rows(found, table.path, schema, scratch, where)
-    if spark is None:
-        raise NeedsSpark
     return spool_rows(stream_rows(_chosen_rows(spark, table, schema, where), schema), schema, scratch)
 
 
@@ -341,7 +339,9 @@ def stream_rows(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(row["packed"]).read_all().cast(schema).to_batches()
 
 
-def _chosen_rows(spark: SparkSession, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int]) -> DataFrame:
+def _chosen_rows(
+    spark: SparkSession | None, table: TableRef, schema: pa.Schema, where: Mapping[str, str | int]
+) -> DataFrame:
     rows = read_version(spark, table)
     for name, value in where.items():
         rows = rows.where(F.col(name) == value)
@@ -358,6 +358,4 @@ def read_columns(
     if found is not None:
         rows = _dataset(found, table.path, schema, where)
         return rows.to_table(filter=_having(where), columns=schema.names)
-    if spark is None:
-        raise NeedsSpark
     return _chosen_rows(spark, table, schema, where).toArrow().cast(schema)

@@ -32,8 +32,8 @@ from tasks.spark.session import keep_spark, spark_session
 from tasks.storage import Storage
 from tasks.stream.query import run_query
 from tasks.tables import delta
-from tasks.tables.committing import commit
 from tasks.tables.direct_commits import append_rows
+from tasks.tables.writer import commit
 from tests.builders.delta_rows import delta_rows
 from tests.builders.etl_and_cache import SPARK, make_storage, settings
 from tests.builders.processes import ROOT

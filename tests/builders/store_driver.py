@@ -13,7 +13,7 @@ from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.spark.session import keep_spark, spark_session
 from tasks.storage import Storage
-from tasks.tables.committing import TableChanged
+from tasks.tables.writer import TableChanged
 from tests.builders.etl_tables import etl_settings
 from tests.builders.store_run import make_storage
 from tests.builders.untrained_model import predict

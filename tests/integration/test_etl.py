@@ -129,8 +129,9 @@ def test_too_many_bad_files_fail_the_run_and_leave_the_tables_unchanged(spark, s
     ingest(source, storage)
     for number in range(20):
         (source / "red" / f"bad{number}.jpg").write_bytes(b"bad")
-    with pytest.raises(WrongInput, match=r"20 of 80 files cannot be used \(20 not_an_image\).*max_bad_fraction 0.1"):
+    with pytest.raises(WrongInput, match=r"20 of 80 .* \(20 not_an_image\).* 0.1") as refused:
         ingest(source, storage)
+    assert refused.value.setting == "etl.max_bad_fraction"
     assert versions(spark, storage) == (0, 0)
 
 
@@ -182,10 +183,9 @@ def test_class_folder_that_is_not_mounted_ends_the_run_before_a_table_changes(sp
     before = ledger(spark, storage)
     (source / "red").rename(source.parent / "not mounted")
     (source / "red").mkdir()
-    with pytest.raises(
-        WrongInput, match=r"^the table 'images' would lose 20 of 60 images, 'red' 20 of 20, more than etl"
-    ):
+    with pytest.raises(WrongInput, match=r"lose 20 of 60 images, 'red' 20 of 20") as refused:
         ingest(source, storage)
+    assert refused.value.setting == "etl.max_deleted_fraction"
     assert (versions(spark, storage), ledger(spark, storage)) == ((0, 0), before)
     report = ingest(source, storage, max_deleted_fraction=1)
     assert (report.stored, set(report.classes)) == (40, {"blue", "green"})
@@ -269,8 +269,9 @@ def test_large_images_are_scaled_down_and_small_ones_kept_byte_for_byte(spark, s
 def test_other_settings_and_another_source_are_refused(spark, source, storage, make_images):
     """A table is created with one set of settings, which the error shows."""
     ingest(source, storage)
-    with pytest.raises(WrongInput, match="etl.split_seed is 7, but the table .* was made with 1"):
+    with pytest.raises(WrongInput, match="is 7, but the table .* was made with 1") as refused:
         ingest(source, storage, split_seed=7)
+    assert refused.value.setting == "etl.split_seed"
     other = make_images(per_class=5, side=20, name="other")
     with pytest.raises(WrongInput, match="etl.replace_source"):
         ingest(other, storage)
@@ -296,8 +297,9 @@ def test_table_with_other_columns_is_refused_and_unchanged(spark, source, storag
     """ETL never changes a schema; the error has the unknown columns."""
     ingest(source, storage)
     spark.sql(f"ALTER TABLE delta.`{storage.table('files')}` ADD COLUMNS (note STRING)")
-    with pytest.raises(WrongInput, match="the table '.*/files' has note, which is unknown: it was made or changed by"):
+    with pytest.raises(WrongInput, match="'.*/files' has note, which is unknown") as refused:
         ingest(source, storage)
+    assert refused.value.setting == "storage.tables"
     assert versions(spark, storage) == (0, 1)
 
 
@@ -308,8 +310,9 @@ def test_class_with_too_few_images_fails_the_run_and_leaves_the_tables_unchanged
     Image.new("RGB", (9, 9)).save(source / "few" / "1.png")
     (source / "none").mkdir()
     (source / "none" / "bad.jpg").write_bytes(b"bad")
-    with pytest.raises(WrongInput, match=r"2 of 5 classes have fewer .*min_images_per_class 2 \('none' 0, 'few' 1\)"):
+    with pytest.raises(WrongInput, match=r"2 of 5 classes .* 2 \('none' 0, 'few' 1\)") as refused:
         ingest(source, storage, min_images_per_class=2)
+    assert refused.value.setting == "etl.min_images_per_class"
     assert versions(spark, storage) == (0, 0)
     ingest(source, storage)
     with pytest.raises(WrongInput, match="5 of 5 classes"):

@@ -75,5 +75,6 @@ def test_content_in_two_splits_is_refused(spark, source, storage):
         "append"
     ).save(report.images.path)
     changed = report.model_copy(update={"images": report.images.model_copy(update={"version": 1})})
-    with pytest.raises(WrongInput, match=r"1 images of '.*' version 1 are in more than one split"):
+    with pytest.raises(WrongInput, match=r"1 images of '.*' version 1 are in more") as refused:
         measure_tables(None, changed, etl, storage)
+    assert refused.value.setting == "storage.tables"

@@ -13,7 +13,7 @@ from tasks.errors import WrongInput
 from tasks.etl import ingest
 from tasks.etl.outcomes import Comparison
 from tasks.tables import delta, direct_commits, parts, snapshots
-from tasks.tables.committing import TableChanged
+from tasks.tables.writer import TableChanged
 from tests.builders import etl_tables
 from tests.builders.delta_rows import data_files, delta_rows, newest_rows
 from tests.builders.etl_tables import ledger, stored, versions

@@ -96,8 +96,9 @@ def test_listing_of_a_url_that_fails_is_no_shorter_listing(spark, tmp_path, monk
         for folder in (tmp_path / "source").iterdir():
             shutil.rmtree(folder)
 
-    with pytest.raises(SourceUnavailable, match=r"source is 'file:///.*/source', whose files could not be listed to "):
+    with pytest.raises(SourceUnavailable, match=r"'file:///.*/source', whose files could not") as refused:
         list(files)
+    assert refused.value.setting == "source"
 
 
 @pytest.fixture
@@ -207,16 +208,16 @@ def test_only_new_and_changed_objects_are_read_and_missing_ones_quarantined(spar
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("s3a://photos/nowhere", "source is 's3a://photos/nowhere', which does not exist: give a folder"),
-        ("s3a://photos/red/000.png", "source is '.*', which is a file: give a folder"),
-        ("s3a://empty", "source is 's3a://empty', which holds no .* file: check the path"),
-        ("s3a://no-such-bucket/x", "but the bucket 'no-such-bucket' does not exist: check its name and the endpoint"),
-        ("s3a://wrong-key/x", "which the credentials that were found may not read: check them"),
-        ("s3a://no-credentials/x", "and no credentials were found: set AWS_ACCESS_KEY_ID"),
-        ("s3a://unreachable/x", "whose server does not answer: check the URL, the endpoint and the network"),
-        ("gs://bucket/x", "and the jars for gs:// are not there: put those of its connector into .*/jars/gs"),
+        ("s3a://photos/nowhere", "'s3a://photos/nowhere', which does not exist"),
+        ("s3a://photos/red/000.png", "which is a file: give a folder"),
+        ("s3a://empty", "'s3a://empty', which holds no .* file"),
+        ("s3a://no-such-bucket/x", "but the bucket 'no-such-bucket' does not exist"),
+        ("s3a://wrong-key/x", "which the credentials that were found may not read"),
+        ("s3a://no-credentials/x", "no credentials were found: set AWS_ACCESS_KEY_ID"),
+        ("s3a://unreachable/x", "whose server does not answer: check the URL"),
+        ("gs://bucket/x", "the jars for gs:// are not there: .*/jars/gs"),
         ("hdfs://127.0.0.1:1/x", "whose server does not answer"),
-        ("s3a:photos", "source is 's3a:photos', which is neither a path nor a URL"),
+        ("s3a:photos", "'s3a:photos', which is neither a path nor a URL"),
     ],
 )
 def test_unreadable_source_is_refused_in_one_sentence(spark, store, storage: Storage, bucket, url, sentence):
@@ -228,6 +229,8 @@ def test_unreadable_source_is_refused_in_one_sentence(spark, store, storage: Sto
     settings.set("fs.s3a.bucket.unreachable.endpoint", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(WrongInput, match=sentence) as refused:
         ingest(url, storage)
+    assert refused.value.setting == "source"
+    assert refused.value.way_out
     assert "\n" not in str(refused.value)
     assert not any(secret in str(refused.value) for secret in (store.secret, "another"))
     assert not Path(storage.tables).exists()
@@ -266,13 +269,14 @@ def test_objects_are_predicted_without_a_table(spark, storage, bucket, tmp_path,
     monkeypatch.setattr(source_batch, "read_files", remove_then_read)
     report = predict_source(settings, promote, storage, SparkConfig())
     assert (report.predicted, report.unreadable) == (1, 0)
-    with pytest.raises(WrongInput, match="predict.source is 's3a://photos/no', which does not exist: give a folder"):
+    with pytest.raises(WrongInput, match="'s3a://photos/no', which does not exist") as refused:
         predict_source(PredictConfig(source="s3a://photos/no"), promote, storage, SparkConfig())
+    assert refused.value.setting == "predict.source"
 
 
 def test_table_on_a_store_without_its_jars_is_refused(spark):
     """The error names the URL and what to fetch, before Delta is asked."""
-    with pytest.raises(WrongInput, match=r"'gs://bucket/t' is a URL of gs, and the jars for gs:// are not there: put"):
+    with pytest.raises(WrongInput, match=r"'gs://bucket/t' .* the jars for gs://"):
         newest_snapshot(spark, "gs://bucket/t")
 
 
@@ -284,7 +288,7 @@ def test_jvm_commits_to_a_store_only_within_its_lease(spark, store, s3fs_of_the_
     rows = spark.createDataFrame([(2,)], "number long").write.format("delta").mode("append")
 
     log.lease(table, -1)
-    with pytest.raises(Py4JJavaError, match="the lease of this driver has ended, so that another may write to s3a://"):
+    with pytest.raises(Py4JJavaError, match="the lease of this driver has ended"):
         rows.save(table)
     assert newest_commit(table) == f"{0:020}.json"
     log.lease(table, 60_000)
@@ -335,8 +339,9 @@ def test_overloaded_store_is_retried_as_often_as_give_up_early_sets(spark, store
     store.grant_access(spark, "busy")
     with busy_server() as (endpoint, requests):
         spark.sparkContext._jsc.hadoopConfiguration().set("fs.s3a.bucket.busy.endpoint", endpoint)
-        with pytest.raises(SourceUnavailable, match="source is 's3a://busy/x', which cannot be listed: "):
+        with pytest.raises(SourceUnavailable, match="'s3a://busy/x', which cannot be listed: ") as refused:
             ingest("s3a://busy/x", storage)
+        assert refused.value.setting == "source"
     # The SDK retries each call, and S3A retries those.
     sdk_retries, s3a_retries = (
         int(FEW_RETRIES[f"fs.s3a.{name}"]) for name in ("attempts.maximum", "retry.throttle.limit")

@@ -18,10 +18,10 @@ from tasks.errors import LockLost, WrongInput
 from tasks.etl.commits import staged_parts
 from tasks.storage import resolve_storage
 from tasks.system.locks import leased
-from tasks.tables import committing, delta, snapshots
-from tasks.tables.committing import LEASE_ENDED, TableChanged, commit, is_unsure
+from tasks.tables import delta, snapshots, writer
 from tasks.tables.delta_internals import INTERNALS
 from tasks.tables.direct_commits import replace_few_rows
+from tasks.tables.writer import LEASE_ENDED, TableChanged, commit, is_unsure
 from tests.builders.etl_tables import ingest, stored
 from tests.builders.interrupted_commits import KINDS, ROWS, tables_of, versions_of
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("interrupted_by_sigterm")
 def test_interrupt_of_a_commit_is_raised_after_its_end(spark, storage, monkeypatch, kind):
     """The signal comes as soon as the commit has begun, which is whole then, or was not made."""
     KINDS[kind](spark, storage, 0)
-    ended, commits = committing._ended, []
+    ended, commits = writer._ended, []
 
     def interrupt(path, work):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -42,10 +42,10 @@ def test_interrupt_of_a_commit_is_raised_after_its_end(spark, storage, monkeypat
         finally:
             commits.append(path)
 
-    monkeypatch.setattr(committing, "_ended", interrupt)
+    monkeypatch.setattr(writer, "_ended", interrupt)
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         KINDS[kind](spark, storage, 1)
-    monkeypatch.setattr(committing, "_ended", ended)
+    monkeypatch.setattr(writer, "_ended", ended)
 
     assert len(commits) == 1
     for table in tables_of(storage):
@@ -103,7 +103,7 @@ def test_of_two_commits_after_the_same_version_one_is_a_conflict(spark, tmp_path
 def test_no_file_is_removed_while_a_commit_may_be_under_way(tmp_path, monkeypatch):
     """The connection to a JVM that lives on is lost in the commit, which may name the parts; the next run looks."""
     path = str(tmp_path / "images")
-    monkeypatch.setattr(committing, "jvm_is_alive", lambda: True)
+    monkeypatch.setattr(writer, "jvm_is_alive", lambda: True)
 
     def lose() -> None:
         raise Py4JNetworkError("Answer from Java side is empty")

@@ -153,8 +153,9 @@ def test_listing_is_ordered_by_path(tmp_path: Path) -> None:
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
     """The message names the folder and the expected kind of source."""
-    with pytest.raises(WrongInput, match=r"'.*/gone', which does not exist: give a folder of class folders"):
+    with pytest.raises(WrongInput, match=r"'.*/gone', which does not exist") as refused:
         list_images(tmp_path / "gone")
+    assert refused.value.setting == "source"
 
 
 def test_file_as_source_is_refused(tmp_path: Path) -> None:
@@ -169,16 +170,18 @@ def test_folder_without_images_is_refused(tmp_path: Path) -> None:
     """The message names the extensions of image files."""
     put(tmp_path, "cat/notes.txt")
 
-    with pytest.raises(WrongInput, match=r"holds no \.jpeg, \.jpg, \.png file: check the path"):
+    with pytest.raises(WrongInput, match=r"holds no \.jpeg, \.jpg, \.png file") as refused:
         check_source(tmp_path)
+    assert refused.value.setting == "source"
 
 
 def test_one_class_is_refused(tmp_path: Path) -> None:
     """A source with a single class is refused, and the message names it."""
     put(tmp_path, "cat/1.jpg", "cat/2.jpg", "loose.jpg")
 
-    with pytest.raises(WrongInput, match="only the class folder 'cat': a classifier needs at least two"):
+    with pytest.raises(WrongInput, match="only the class folder 'cat'") as refused:
         check_source(tmp_path)
+    assert refused.value.setting == "source"
 
 
 def test_images_without_class_folders_are_refused(tmp_path: Path) -> None:
@@ -420,8 +423,9 @@ def test_source_that_is_unmounted_while_it_is_listed_is_an_error(
 
     monkeypatch.setattr(os, "scandir", unmount)
 
-    with pytest.raises(SourceUnavailable, match=r"source is '.*/source', which was unmounted, moved or replaced while"):
+    with pytest.raises(SourceUnavailable, match=r"'.*/source', which was unmounted") as refused:
         list_images(source)
+    assert refused.value.setting == "source"
 
 
 def test_inode_of_64_bits_fits_into_the_ledger() -> None:

@@ -163,8 +163,9 @@ def test_artifacts_are_no_source(tmp_path: Path, source: str) -> None:
     put(tmp_path / source, "cat/1.jpg", "dog/1.jpg")
     storage = settings(tmp_path / "home", **({"artifacts": tmp_path / source} if source == "elsewhere" else {}))
 
-    with pytest.raises(WrongInput, match=rf"^source is '.*/{source}', which has the artifacts .* storage.artifacts$"):
+    with pytest.raises(WrongInput, match=rf"'.*/{source}', which has the artifacts") as refused:
         listed(tmp_path / source, storage)
+    assert refused.value.setting == "source"
 
 
 @pytest.mark.parametrize("artifacts", ["s3://bucket/photos/out", "s3a://bucket/photos/out/", "S3N://bucket/photos/out"])

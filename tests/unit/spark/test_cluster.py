@@ -68,10 +68,9 @@ def test_cluster_without_authentication_is_warned_about(master: str, messages_of
 def test_master_that_does_not_answer_or_exist_is_named() -> None:
     """A master that is down may come back, so its error is retried; an unknown host is wrong input."""
     down = f"spark://127.0.0.1:{free_port()}"
-    with pytest.raises(
-        ClusterUnavailable, match=rf"^the Spark master '{down}' does not answer \(.*refused\): start it"
-    ):
+    with pytest.raises(ClusterUnavailable, match=rf"'{down}' does not answer \(.*refused\)") as refused:
         cluster_settings(down, {})
+    assert refused.value.setting == "spark.master"
     with pytest.raises(WrongInput, match="whose host 'no-such-host.invalid' is unknown"):
         cluster_settings("spark://no-such-host.invalid:7077", {})
 
@@ -98,8 +97,9 @@ def test_master_of_spark_submit_is_used_and_another_one_is_refused() -> None:
     assert session_master(SparkConfig(), given) == "spark://one:7077"
     assert session_master(SparkConfig(master="spark://one:7077"), given) == "spark://one:7077"
     assert session_master(SparkConfig(master="yarn"), {}) == "yarn"
-    with pytest.raises(WrongInput, match=r"spark.master is 'yarn', but spark-submit .* 'spark://one:7077': leave"):
+    with pytest.raises(WrongInput, match=r"'yarn', but .* 'spark://one:7077'") as refused:
         session_master(SparkConfig(master="yarn"), given)
+    assert refused.value.setting == "spark.master"
 
 
 def test_executors_use_the_python_that_is_set_for_them(master: str, monkeypatch) -> None:

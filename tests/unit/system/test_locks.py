@@ -70,7 +70,7 @@ def test_leases_of_held_locks_are_checked(tmp_path: Path) -> None:
     """The check of a lock raises its error as long as the lock is held; a file lock has no lease."""
     with locking_with(lambda url: note([], url)), exclusive_lock(str(tmp_path / "images")):
         check_leases()
-        message = "^the exclusive lock of 's3a://bucket/tables/images' was not renewed .no answer., so that another"
+        message = "'s3a://bucket/tables/images' was not renewed .no answer."
         with exclusive_lock("s3a://bucket/tables/images"), pytest.raises(LockLost, match=message):
             check_leases()
         check_leases()

@@ -93,7 +93,7 @@ def test_every_gpu_gets_a_training_run_before_any_gets_two(monkeypatch: pytest.M
 def test_slots_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder in the shared temporary folder that another user has created is refused."""
     monkeypatch.setattr(os, "getuid", lambda: 2**31)
-    with pytest.raises(WrongInput, match="lakevision-slots-2147483648' belongs to another user"), take_slot([]):
+    with pytest.raises(WrongInput, match="lakevision-slots-2147483648' belongs"), take_slot([]):
         pass
 
 
@@ -139,7 +139,7 @@ def test_ranks_take_no_gpu_of_a_single_process_and_it_none_of_theirs(monkeypatch
     with take_slot(FOUR) as single, ranks(2, *FOUR) as (_, its_gpus), take_slot(FOUR) as another:
         assert (single.number, its_gpus, another.number) == (0, ["GPU-b", "GPU-c"], 3)
         with (
-            pytest.raises(TimeLimitExceeded, match=r"used its GPUs for 0 s, and this one needs a GPU of 4: wait until"),
+            pytest.raises(TimeLimitExceeded, match=r"for 0 s, and this one needs a GPU of 4"),
             take_gpus(FOUR, 1, 0.1),
         ):
             pass

@@ -17,9 +17,9 @@ from tasks.refs import TableRef
 from tasks.schema import FILES, FILES_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.tables import direct_commits
-from tasks.tables.committing import TableChanged
 from tasks.tables.direct_commits import add_files, append_rows, replace_few_rows
 from tasks.tables.snapshots import files_containing, newest_snapshot
+from tasks.tables.writer import TableChanged
 
 TODAY = datetime(2026, 1, 2, tzinfo=UTC)
 FEED = {"delta.enableChangeDataFeed": "true", "lakevision.source": "/photos"}
