@@ -10,6 +10,7 @@ import pytest
 from delta.tables import DeltaTable
 
 from tasks.errors import WrongInput
+from tasks.etl import commits as etl_commits
 from tasks.etl import ingest
 from tasks.etl.outcomes import Comparison
 from tasks.tables import delta, direct_commits, parts, snapshots
@@ -185,7 +186,7 @@ def test_only_the_deleted_image_is_removed_after_compaction_and_a_kill(
 
     with monkeypatch.context() as patched:
         patched.setattr(direct_commits, "commit", killed)
-        patched.setattr(commits, "_sweep", lambda *_given, **_named: None)
+        patched.setattr(etl_commits, "_sweep", lambda *_given, **_named: None)
         with pytest.raises(KeyboardInterrupt):
             etl_tables.ingest(source, storage)
     before = stored(spark, storage)
