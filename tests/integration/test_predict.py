@@ -29,7 +29,6 @@ from tasks.progress.count import listener
 from tasks.registry.aliases import CHAMPION
 from tasks.registry.promote import promote_best
 from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS
-from tasks.spark import progress as spark_progress
 from tasks.spark import worker_log
 from tasks.storage import resolve_storage
 from tasks.tables.delta import with_schema
@@ -65,11 +64,23 @@ def promote(runs, storage, model_name=None):
     return promote_best(runs, PromoteConfig(model_name=model_name), storage).champion
 
 
+def note_ended_tasks(monkeypatch) -> list[tuple[str, str, int]]:
+    """Return a list that gets step, partition and number of images of each task, as its accumulator gets them."""
+    ended = []
+
+    def add(_self, *parts):
+        for part in parts:
+            ended.extend(part)
+        return ()
+
+    monkeypatch.setattr(worker_log.EndedTasks, "addInPlace", add)
+    return ended
+
+
 def test_workers_count_the_images_of_etl_cache_and_inference(spark, source, storage, tmp_path, monkeypatch):
     """Counts of workers arrive at the driver, and each step ends with the count of all images."""
-    counts, ended, heard = [], [], []
+    counts, ended, heard = [], note_ended_tasks(monkeypatch), []
     monkeypatch.setattr(worker_log, "advance", lambda *count: counts.append(count))
-    monkeypatch.setattr(spark_progress, "advance", lambda *count: ended.append(count))
     with listener(heard.append):
         images = ingest(source, storage).images
         materialize_cache(CacheConfig(image_size=16), images, storage, SparkConfig())
@@ -192,8 +203,7 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     assert "not_an_image" in report.least_confident[0].error
     better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
     assert promote([run, better], storage, "photos").run_id == better.run_id
-    ended = []
-    monkeypatch.setattr(spark_progress, "advance", lambda *count: ended.append(count))
+    ended = note_ended_tasks(monkeypatch)
     report = predict(storage, "photos", table=storage.table("own"))
     assert (report.predicted, report.errors) == (2, 1)
     assert sum(done for _step, _part, done in ended) == 2, "a merge reads its source twice, and must not predict twice"
@@ -242,8 +252,7 @@ def test_contents_of_many_pending_images_stay_where_they_are_read(spark, prepare
     add(rows[10:20])
     assert predict(storage, "photos", table=own).predicted == 10
     add([*rows[30:40], rows[30], rows[0]])
-    ended = []
-    monkeypatch.setattr(spark_progress, "advance", lambda *count: ended.append(count))
+    ended = note_ended_tasks(monkeypatch)
     assert predict(storage, "photos", table=own).predicted == 10
     assert sum(done for _step, _part, done in ended) == 10
     whole, new, repeated = (re.sub("BroadcastExchange", "", plan) for plan in plans)
