@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -183,14 +184,32 @@ def test_the_readme_at_the_top_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
+def _hooks() -> list[dict[str, Any]]:
+    """Return the hooks of pre-commit."""
+    hooks: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    return hooks
+
+
 def test_hooks_before_a_commit_run_commands_of_the_makefile() -> None:
     """As CONTRIBUTING.md says: the checks of `make lint` and `make types`, and no others."""
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    hooks = [hook for hook in _hooks() if hook.get("stages") != ["commit-msg"]]
     makefile = (ROOT / "Makefile").read_text().replace("$(python)", ".venv/bin/python")
     commands = {line.removeprefix("\t@") for line in makefile.splitlines()}
 
     assert [hook["id"] for hook in hooks if hook["entry"] not in commands] == []
     assert {hook["language"] for hook in hooks} == {"system"}
+
+
+@pytest.mark.parametrize(
+    ("message", "accepted"),
+    [("x" * 72, True), (f"{'x' * 72}\n\n{'y' * 90}\n", True), ("x" * 73, False), (f"{'x' * 73}\n\nwhy\n", False)],
+)
+def test_hook_refuses_a_commit_subject_above_72_characters(message: str, accepted: bool) -> None:
+    """The pattern as pre-commit's pygrep matches it with --multiline; lines of the body may be longer."""
+    (hook,) = [hook for hook in _hooks() if hook.get("stages") == ["commit-msg"]]
+
+    assert hook["args"] == ["--negate", "--multiline"]
+    assert bool(re.search(hook["entry"], message, re.MULTILINE | re.DOTALL)) is accepted
 
 
 def test_changelog_has_the_form_of_keep_a_changelog() -> None:
