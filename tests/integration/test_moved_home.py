@@ -181,8 +181,7 @@ def test_moved_home_that_cannot_be_written_is_refused_with_both_paths(original, 
         "tasks.tracking.moved_home.sqlite3.connect",
         lambda database, **others: connect(f"{Path(database).as_uri()}?mode=ro", uri=True, **others),
     )
-    text = f"the home '{copied.home}' was moved or copied from '{original.home}', .*readonly"
-    with pytest.raises(WrongInput, match=text):
+    with pytest.raises(WrongInput, match=f"'{copied.home}' .*'{original.home}', .*readonly"):
         tracking.check_tracking(copied)
     tracking.check_tracking(original.storage)
 
@@ -201,12 +200,12 @@ def test_chosen_artifacts_stay_where_they_are_and_are_missed_with_both_paths(mak
     assert not Path(moved.home, "artifacts").exists()
     store.rename(tmp_path / "disk" / "away")
     for storage in (moved, storage_at(Path(moved.home), artifacts=str(store))):
-        with pytest.raises(WrongInput, match=rf"its artifacts in '{store}', .* whose home is '{moved.home}'"):
+        with pytest.raises(WrongInput, match=f"artifacts in '{store}', .* '{moved.home}'"):
             tracking.check_tracking(storage)
-        with pytest.raises(WrongInput, match=rf"'{store}', .* whose home is '{moved.home}'"):
+        with pytest.raises(WrongInput, match=f"'{store}', .* whose home is '{moved.home}'"):
             log_champion(storage, tmp_path / "scratch")
-        with pytest.raises(WrongInput, match=rf"has its files in '{store}/.*, whose home is '{moved.home}'"):
+        with pytest.raises(WrongInput, match=f"files in '{store}/.*, .* '{moved.home}'"):
             tracking.fetch_registered(storage, model, FILE_LIMITS, tmp_path / "fetched")
     assert not store.exists()
-    with pytest.raises(WrongInput, match=rf"storage.artifacts is '{tmp_path}/disk/away', but .* in 'file://{store}'"):
+    with pytest.raises(WrongInput, match=f"artifacts is '{tmp_path}/disk/away', .*{store}'"):
         tracking.check_tracking(storage_at(Path(moved.home), artifacts=str(tmp_path / "disk" / "away")))

@@ -53,7 +53,7 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
     assert summary.test_accuracy == summary.single.test_accuracy
     assert list(summary.seconds) == ["preflight", "etl", "cache", "train", "promote", "predict"]
     assert (summary.images, summary.predictions) == (60, 60)
-    with pytest.raises(WrongInput, match="work_pool is 'nowhere', |distributed.deployment is"):
+    with pytest.raises(WrongInput, match="work_pool is 'nowhere'|distributed.deployment is"):
         pipeline(settings(storage, source, train_on="both", distributed=config.distributed.model_dump()))
 
     # The next night a class folder is not mounted: no table changes, and the champion stays.

@@ -147,10 +147,7 @@ def test_search_whose_trials_all_diverge_fails_once(source, storage):
         flow_runs.append(flow_run_tags()["prefect.flow_run_id"])
         search_best(SMALL, settings, cache, storage)
 
-    message = r"none of the 2 trials of the search completed \(2 diverged or pruned\), and trial 1 ended last with"
-    with pytest.raises(
-        NoTrialCompleted, match=f"{message} 'the .* lower train.learning_rate, .*': search other values"
-    ):
+    with pytest.raises(NoTrialCompleted, match=r"\(2 diverged .* trial 1 .*train.learning_rate, "):
         only_search()
 
     with get_client(sync_client=True) as client:
@@ -187,7 +184,7 @@ def test_default_search_draws_batch_sizes_that_fit_the_split(cache, storage):
             raise AssertionError
 
     too_large = TuneConfig(search={"batch_size": Choices(choices=[8, 40])})
-    with pytest.raises(WrongInput, match="tune.search can draw {'batch_size': 40}; .* has 39 images"):
+    with pytest.raises(WrongInput, match="tune.search can draw {'batch_size': 40}; .* 39 "):
         search_parameters(SMALL, too_large, cache, storage, FakeTrial, {})
     assert drawn == []
     assert not (Path(storage.home) / "studies").exists()
