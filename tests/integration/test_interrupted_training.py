@@ -168,7 +168,7 @@ def test_run_that_timed_out_is_killed_and_resumes_with_more_time(cache, storage,
     """A timed-out run leaves a checkpoint and a killed MLflow run, in which the resumed run continues."""
     settings = {"batch_size": 1, "max_epochs": 10_000, "patience": 10_000, "keep_checkpoints": 20}
     for seconds in (15, 30, 60):  # A busy machine needs so long to start.
-        with pytest.raises(TimeoutError, match=f"longer than train.timeout_seconds {seconds} and was stopped"):
+        with pytest.raises(TimeoutError, match=f"longer than train.timeout_seconds {seconds} "):
             train(cache, storage, timeout_seconds=seconds, **settings)
         if any(storage.checkpoints.glob("*/step-*.pt")):
             break
@@ -178,27 +178,24 @@ def test_run_that_timed_out_is_killed_and_resumes_with_more_time(cache, storage,
     experiment = tracking.prepare_tracking(storage)
     assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]
 
-    events = []
-
-    def end_after_an_epoch(event):
-        events.append(event["epoch"])
-        raise Killed
-
-    with pytest.raises(Killed):
-        train(cache, storage, on_event=end_after_an_epoch, **settings)
-    assert events == [left["next_epoch"] + 1]
-    (run,) = client.search_runs([experiment])
-    assert left["run_id"] == run.info.run_id
+    spec = TrainingSpec(train=SMALL.model_copy(update=settings), cache=cache, storage=storage)
+    epochs = []
 
     def end_there(metrics):
+        epochs.append(metrics.epoch)
         if metrics.epoch == left["next_epoch"]:
             raise Killed
 
+    # In this process, which saves the imports of a rank.
+    with pytest.raises(Killed):
+        train_model(spec, on_epoch=end_there)
+    assert epochs == [left["next_epoch"]]
+    (run,) = client.search_runs([experiment])
+    assert left["run_id"] == run.info.run_id
+
     other = make_home("other")
     with pytest.raises(Killed):
-        train_model(
-            TrainingSpec(train=SMALL.model_copy(update=settings), cache=cache, storage=other), on_epoch=end_there
-        )
+        train_model(spec.model_copy(update={"storage": other}), on_epoch=end_there)
     resumed, undisturbed = (after_epochs(left["next_epoch"] + 1, of) for of in (storage, other))
     assert same_tensors(resumed["model"], undisturbed["model"])
     assert [metrics["val_loss"] for metrics in resumed["history"]] == [
@@ -231,15 +228,17 @@ def test_resume_without_tracking_server_fails_in_one_line_and_works_once_it_is_b
     with pytest.raises(RankFailed, match="was ended by signal 9"):
         train(cache, storage, on_event=kill, max_epochs=3)
     away = storage.model_copy(update={"tracking": "http://127.0.0.1:9"})
-    with pytest.raises(
-        TrackingUnavailable, match=r"^the tracking server 'http://127.0.0.1:9' does not answer \("
-    ) as raised:
+    with pytest.raises(TrackingUnavailable, match="^the tracking server 'http://127.0.0.1:9' ") as raised:
         train(cache, away, max_epochs=3)
     assert "\n" not in str(raised.value)
-    events = []
-    run = train(cache, storage, on_event=events.append, max_epochs=3)
-    assert [event["epoch"] for event in events] == list(range(4 - len(events), 4))
-    assert len(events) < 3
+    epochs = []
+    # In this process, which saves the imports of a rank.
+    run = train_model(
+        TrainingSpec(train=SMALL.model_copy(update={"max_epochs": 3}), cache=cache, storage=storage),
+        on_epoch=lambda metrics: epochs.append(metrics.epoch),
+    )
+    assert epochs == list(range(3 - len(epochs), 3))
+    assert len(epochs) < 3
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
 
