@@ -15,6 +15,7 @@ from tasks.spark.session import spark_session
 from tasks.storage import Storage, resolve_storage
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.homes import home_with_tracking
+from tests.builders.prefect_databases import copy_prefect_database
 from tests.builders.trials import predict_here
 
 
@@ -35,10 +36,15 @@ def trials_here() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def prefect_harness() -> Iterator[None]:
-    """Run flows against a temporary server with a new database."""
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
+def prefect_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run flows against a temporary server with an empty database, which needs no migrations."""
+    folder = tmp_path_factory.mktemp("harness")
+    copy_prefect_database(folder, tmp_path_factory, "prefect-test.db")
+    with pytest.MonkeyPatch.context() as patch:
+        # The harness makes the folder of its database itself, and removes it at the end of the process.
+        patch.setattr("prefect.testing.utilities.mkdtemp", lambda: str(folder / "prefect"))
+        with prefect_test_harness(server_startup_timeout=120):
+            yield
 
 
 @pytest.fixture(scope="session")
