@@ -16,7 +16,6 @@ class StreamCounts:
 
     Attributes:
         batches: Number of batches that were processed.
-        files: Number of files in these batches, predicted or not; 0 for a table.
         predicted: Number of images that were predicted.
         errors: Number of these that have an error.
         unreadable: Number of files that could not be read.
@@ -26,7 +25,6 @@ class StreamCounts:
     """
 
     batches: int = 0
-    files: int = 0
     predicted: int = 0
     errors: int = 0
     unreadable: int = 0

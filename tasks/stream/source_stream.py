@@ -2,12 +2,13 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
@@ -15,38 +16,28 @@ from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source
+from tasks.object_store import list_names
 from tasks.predict.champion import model_of_images, named_model
 from tasks.predict.inputs import inputs_table
 from tasks.predict.predictions import check_paths, create_predictions, predictions_setting
 from tasks.predict.scoring import start_workers
 from tasks.predict.source import SETTING, ListedSource, list_source
-from tasks.predict.source_batch import log_model
+from tasks.predict.source_batch import log_model, predict_files
 from tasks.predict.source_pending import pending_files
 from tasks.refs import ModelRef, StreamReport
-from tasks.schema import FILE_ARROW
+from tasks.schema import FILE_ARROW, TO_PREDICT_ARROW
 from tasks.spark.cluster import check_visible
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
-from tasks.stream.checkpoint import checkpoint_root, open_checkpoint, read_position, remove_older
+from tasks.stream.checkpoint import checkpoint_root, open_checkpoint, remove_older
 from tasks.stream.counts import ShowProgress, StreamCounts, log_end
-from tasks.stream.failures import explain_checkpoint_failure
-from tasks.stream.file_batch import FilePredictor
 from tasks.stream.lag import Lag
-from tasks.stream.listings import (
-    age_of_oldest,
-    hand_over,
-    new_files,
-    read_listings,
-    remove_processed,
-    waiting,
-    waiting_names,
-)
 from tasks.stream.micro_batch import ModelOnWorkers
-from tasks.stream.query import run_query
+from tasks.stream.processed_files import LISTINGS, ProcessedFiles, age_of_oldest, batches_of
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import snapshots
-from tasks.tables.parquet_rows import SpooledRows
+from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.stream")
 
@@ -116,13 +107,16 @@ class _Run:
         given = self.promote.model_name or "", self.predict.alias
         table_id = create_predictions(spark, self.predictions)
         root = checkpoint_root(self.predictions, "files", str(self.location), table_id, *given)
-        with exclusive_lock(root, spark):
+        with exclusive_lock(root, spark), translate_disk_full(self.predictions, self.storage.home):
             checkpoint = open_checkpoint(root, restart=self.stream.restart)
-            has_processed = self._process_new(spark, checkpoint)
+            if list_names(f"{checkpoint}/{LISTINGS}"):  # As in a new stream, all files without a prediction are new.
+                checkpoint = open_checkpoint(root, restart=True)
+            processed = ProcessedFiles(checkpoint, self.storage)
+            has_processed = self._process_new(spark, processed)
             while self.stream.interval_seconds is not None:
                 _sleep(self.stream.interval_seconds)
-                self._process_new(spark, checkpoint)
-            lag = self._lag(checkpoint) if has_processed else Lag(0, 0.0)
+                self._process_new(spark, processed)
+            lag = self._lag(processed) if has_processed else Lag(0, 0.0)
         report = self.counts.report(snapshots.latest(spark, self.predictions), model, lag)
         log_end(report)
         return report
@@ -136,77 +130,80 @@ class _Run:
             self.logged.add(model)
         return model
 
-    def _process_new(self, spark: SparkSession | None, checkpoint: str) -> bool:
-        """Process the files that are new now, and those that an earlier run left; return whether there were any.
+    def _process_new(self, spark: SparkSession | None, processed: ProcessedFiles) -> bool:
+        """Process the files that are new now, batch by batch; return whether there were any.
 
         Raises:
             NeedsSpark: There are some, and `spark` is None; nothing was changed.
         """
-        read_position(checkpoint)  # A damaged checkpoint is found before anything is written to it.
         source, model = self._list(), self._find(spark)
-        listed = new_files(source.listing, checkpoint, self.storage)
-        files = self._pending(spark, replace(source, listing=listed), model)
-        left = waiting(checkpoint, time.time())
-        num = left.files + files.num_rows
-        if num and spark is None:
-            raise NeedsSpark
-        if listed.num_rows:
-            with translate_disk_full(checkpoint, self.storage.home):
-                hand_over(files, source.listing, checkpoint, self.stream, self.storage)
-            remove_older(checkpoint)
-        if spark is None or not num:
-            return False
-        seconds = max(left.seconds, age_of_oldest(files, time.time()))
-        logger.info("%d files to process; the oldest is from %.0f s ago", num, seconds)
-        self._run_query(spark, source, checkpoint, model, Lag(0, seconds, num))
-        return True
+        new = processed.new_files(source.listing)
+        pending = self._pending(spark, replace(source, listing=new), model)
+        vanished: list[str] = []
+        if left := pending.num_rows:
+            if spark is None:
+                raise NeedsSpark
+            seconds = age_of_oldest(pending, time.time())
+            logger.info("%d files to process; the oldest is from %.0f s ago", left, seconds)
+            start_workers(spark)
+            check_visible(spark, self.predictions, predictions_setting(self.predict))
+            written = snapshots.latest(spark, self.predictions)
+            for files in batches_of(pending.select(FILE_ARROW.names), self.stream):
+                gone = self._process_batch(spark, source, files)
+                vanished += gone
+                left -= files.num_rows
+                if left:  # The last batch is recorded with the listing.
+                    processed.add_batch(files, gone)
+                lag = Lag(0, seconds if left else 0.0, left)
+                if self.show is not None:
+                    self.show(partial(self.counts.copy().report, written, model, lag))
+        if new.num_rows:
+            processed.replace(source.listing, vanished)
+            remove_older(processed.checkpoint)
+        return bool(pending.num_rows)
 
-    def _lag(self, checkpoint: str) -> Lag:
+    def _lag(self, processed: ProcessedFiles) -> Lag:
         """Return the lag after all files were processed: the files that came meanwhile."""
-        came = new_files(self._list().listing, checkpoint, self.storage)
-        files = came.table() if isinstance(came, SpooledRows) else came
-        return Lag(0, age_of_oldest(files, time.time()), files.num_rows)
+        came = processed.new_files(self._list().listing).table()
+        return Lag(0, age_of_oldest(came, time.time()), came.num_rows)
 
     def _list(self) -> ListedSource:
         assert self.predict.source
         return list_source(self.predict.source, self.inputs, self.storage, self.config, may_be_empty=True, own=self.own)
 
     def _pending(self, spark: SparkSession | None, source: ListedSource, model: ModelRef) -> pa.Table:
-        """Return the files (FILE_ARROW) that have no prediction, such as by batch inference."""
+        """Return the files (TO_PREDICT_ARROW) that have no prediction, such as by batch inference."""
         if not source.listing.num_rows:
-            return FILE_ARROW.empty_table()
+            return TO_PREDICT_ARROW.empty_table()
         again, tables = self.predict.retry_errors, (self.inputs, self.predictions)
         with pending_files(spark, source, *tables, model, self.storage, retry_errors=again, is_part=True) as pending:
-            return pending.table().select(FILE_ARROW.names)
+            return pending.table()
 
-    def _run_query(
-        self, spark: SparkSession, source: ListedSource, checkpoint: str, model: ModelRef, before: Lag
-    ) -> None:
-        """Process all listings that wait, a batch each."""
-        start_workers(spark)
-        check_visible(spark, self.predictions, predictions_setting(self.predict))
-        tables = self.inputs, self.predictions
-        names = waiting_names(checkpoint)
-        predictor = FilePredictor(
-            source, *tables, checkpoint, self._find, self.predict, self.storage, self.counts, self.sent
-        )
-        written, at_start = snapshots.latest(spark, self.predictions), self.counts.files
+    def _process_batch(self, spark: SparkSession, source: ListedSource, files: pa.Table) -> Sequence[str]:
+        """Predict the files of a batch (FILE_ARROW) and commit it; return the paths of those that vanished.
 
-        def process(listed: DataFrame) -> None:
-            predictor(listed)
-            if self.show is not None:
-                left = max(0, before.files - (self.counts.files - at_start))
-                lag = Lag(0, before.seconds if left else 0.0, left)
-                self.show(partial(self.counts.copy().report, written, model, lag))
-
-        try:
-            run_query(read_listings(spark, checkpoint), process, checkpoint, None)
-        except Exception as error:
-            explained = explain_checkpoint_failure(str(error), checkpoint)
-            if explained is None:
-                raise
-            raise explained from error
-        remove_processed(checkpoint, names)  # Not those that another driver has handed over meanwhile.
+        Raises:
+            WrongInput: More errors than `predict.max_error_fraction`, or as `_find`.
+            TableChanged: Another driver wrote to a table on a store.
+            DiskFull: The disk is full; the batch was not written.
+        """
+        began, counts, num = time.perf_counter(), self.counts, 0
+        vanished: Sequence[str] = ()
+        with write_access(self.predictions, spark):
+            # Looked up once per batch, so that all rows of a batch are by one version.
+            counts.model = self._find(spark)
+            # The batches before may have predicted the contents of known files, and other runs any file.
+            pending = self._pending(spark, replace(source, listing=files), counts.model)
+            if pending.num_rows:
+                sent = self.sent.send(spark, self.storage, counts.model, self.predict)
+                found = predict_files(spark, pending, source, self.inputs, self.predictions, sent, self.predict)
+                num, vanished = found.images, found.vanished
+                counts.errors += found.errors
+                counts.unreadable += found.unreadable
+        seconds = time.perf_counter() - began
+        counts.add_batch(num, seconds)
+        logger.info("batch of %d files: %d images predicted in %.1f s", files.num_rows, num, seconds)
+        return vanished
 
 
 def _sleep(seconds: float) -> None:

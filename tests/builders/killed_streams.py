@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import filelock
 import psutil
 
 from tasks.storage import Storage
@@ -40,7 +41,7 @@ def start_stream(storage: Storage, given: str, interval_seconds: int = 0) -> Sta
 
 
 def batches(storage: Storage) -> tuple[int, int]:
-    """Return the numbers of batches that the newest checkpoints have begun and ended."""
+    """Return the numbers of batches that the newest checkpoints of streams of a table have begun and ended."""
     root = Path(f"{storage.table('predictions')}.streams")
     begun, ended = (len(list(root.glob(f"*/*/{folder}/[0-9]*"))) for folder in ("offsets", "commits"))
     return begun, ended
@@ -55,10 +56,30 @@ def wait_for_batch(started: StartedRun, storage: Storage, least: int = 1) -> Non
         time.sleep(0.01)
 
 
-def kill_in_batch(storage: Storage, given: str, seconds: float, least: int = 1) -> tuple[bool, EndedRun]:
+def is_in_batch(storage: Storage) -> bool:
+    """Return whether a batch, also one of files, is in progress, which has the lock of the predictions."""
+    try:
+        with filelock.FileLock(f"{storage.table('predictions')}.lock", timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+
+
+def wait_for_files(started: StartedRun, storage: Storage) -> None:
+    """Wait until a batch of files is in progress, or until the process has ended."""
+    while started.process.poll() is None and not is_in_batch(storage):
+        time.sleep(0.01)
+
+
+def kill_in_batch(storage: Storage, table: str, seconds: float, least: int = 1) -> tuple[bool, EndedRun]:
     """Run a stream, and kill its driver with SIGKILL some time after a batch began; return whether it was running."""
-    started = start_stream(storage, given)
+    started = start_stream(storage, table)
     wait_for_batch(started, storage, least)
+    return kill_later(started, seconds)
+
+
+def kill_later(started: StartedRun, seconds: float) -> tuple[bool, EndedRun]:
+    """Kill the driver of a stream with SIGKILL after some time; return whether it was running."""
     time.sleep(seconds)
     running = started.process.poll() is None
     if running:

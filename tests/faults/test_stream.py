@@ -11,7 +11,15 @@ from tasks.registry.promote import promote_best
 from tasks.spark.session import spark_session
 from tests.builders.etl_and_cache import SPARK, make_storage
 from tests.builders.killed_runs import leftovers
-from tests.builders.killed_streams import MODEL, batches, cancel_in_batch, kill_in_batch
+from tests.builders.killed_streams import (
+    MODEL,
+    batches,
+    cancel_in_batch,
+    kill_in_batch,
+    kill_later,
+    start_stream,
+    wait_for_files,
+)
 from tests.builders.streams import commit_images, keys_of, photos_of, stream
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
@@ -60,18 +68,23 @@ def test_every_image_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_p
 
 @pytest.mark.timeout(3600)
 def test_every_file_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_path) -> None:
-    """Files come and are replaced between the kills; at the end each has one row, and no listing or file is left."""
+    """Files come and are replaced between the kills; at the end each has one row, and no record of a batch is left."""
     storage, source = make_storage(tmp_path / "home"), tmp_path / "source"
     write_images(source, 5)
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     promote_best([run], PromoteConfig(model_name=MODEL), storage)
     killed, extra = 0, b"a comment after the end of the image"
     for attempt in range(NUM_KILLS_OF_FILES):
-        seconds = draw.uniform(0, 40)  # A process starts in ten seconds if a batch waits, and processes it in ten.
-        was_running, ended = kill_in_batch(storage, str(source), seconds, least=batches(storage)[0])
+        started, is_late = start_stream(storage, str(source)), attempt % 2 == 1
+        if is_late:
+            wait_for_files(started, storage)
+        seconds = draw.uniform(
+            0, 10 if is_late else 30
+        )  # A process starts in ten seconds, and processes a batch in ten.
+        was_running, ended = kill_later(started, seconds)
         assert ended.left_running == [], ended.output
         killed += was_running
-        print(f"kill {attempt}, {seconds:.2f} s into a batch: {was_running}, batches {batches(storage)}")
+        print(f"kill {attempt}, {seconds:.2f} s {'into a batch' if is_late else 'after the start'}: {was_running}")
         write_images(source, 2, first=5 + 2 * attempt)
         file = source / "red" / f"{attempt:03d}.png"
         file.write_bytes(file.read_bytes() + extra)
@@ -88,5 +101,6 @@ def test_every_file_is_predicted_once_whenever_the_driver_is_killed(draw, tmp_pa
     assert len(set(keys)) == len(keys)
     assert {(digest, 1) for digest in digests.values()} <= set(keys)
     assert report.files_behind == 0
-    assert list(Path(f"{storage.table('predictions')}.streams").glob("*/*/listings/*")) == []
+    records = Path(f"{storage.table('predictions')}.streams").glob("*/*/*")
+    assert [file.name for file in records] == ["listed.parquet"]
     assert [name for name in leftovers(storage) if "spark-temp" in name] == []

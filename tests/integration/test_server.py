@@ -33,7 +33,7 @@ from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, 
 from tests.builders.delta_rows import delta_rows
 from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
-from tests.builders.killed_streams import batches
+from tests.builders.killed_streams import is_in_batch
 from tests.builders.prefect_databases import home_with_databases
 from tests.builders.processes import free_port, rank_processes, run_python, server_errors
 from tests.builders.streams import stream
@@ -492,10 +492,10 @@ def test_cancelled_stream_shows_its_progress_and_leaves_no_process(stack, make_i
                 running.set()
                 add("added", 2)
                 shown.append(behind_after("38"))
-                while (found := batches(storage))[0] != found[1]:
+                while is_in_batch(storage):
                     time.sleep(0.01)
                 add("later", 12)
-                while batches(storage)[0] == found[0]:
+                while not is_in_batch(storage):
                     time.sleep(0.01)
             finally:  # The run that waits for this one would never begin.
                 running.set()

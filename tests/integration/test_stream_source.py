@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tasks.config.promotion import PromoteConfig
-from tasks.config.storage import StorageConfig
+from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.predict import source_batch
+from tasks.predict.source import list_source
 from tasks.registry.promote import promote_best
 from tasks.storage import resolve_storage
 from tasks.stream import source_stream
+from tasks.stream.processed_files import ProcessedFiles
 from tests.builders.delta_rows import local_rows
 from tests.builders.image_bytes import encoded, noise
 from tests.builders.photo_folder import GOOD, PATHS, write_folder
@@ -58,7 +60,7 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     assert rows_of(inputs, "seen_at") == rows_of(others, "seen_at")
 
     # Nothing is new: files that cannot be read are not read again, and Spark is not needed.
-    monkeypatch.setattr(source_stream, "run_query", None)
+    monkeypatch.setattr(source_stream, "predict_files", None)
     assert (run_stream().batches, run_stream().predictions) == (0, report.predictions)
     monkeypatch.undo()
 
@@ -104,12 +106,26 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
 
     # A damaged checkpoint has a way out: as for a new stream, all files without a prediction by this version are new.
     (checkpoint,) = Path(f"{predictions}.streams").glob("*/[0-9]*")
-    assert list((checkpoint / "listings").iterdir()) == []
+    assert [file.name for file in checkpoint.iterdir()] == ["listed.parquet"]
     (checkpoint / "listed.parquet").write_bytes(b"PAR1")
     with pytest.raises(WrongInput, match=r"is damaged \(listed.parquet cannot be read\): set stream.restart"):
         run_stream()
     assert run_stream(restart=True).predicted == 10
     assert (run_stream().batches, predict(storage, "photos", source=str(folder)).predicted) == (0, 0)
+
+    # An earlier release was killed: its last listing has a file that waits for a batch.
+    (folder / "waits.png").write_bytes(encoded(noise(24, 24, seed=32)))
+    (checkpoint,) = Path(f"{predictions}.streams").glob("*/[0-9]*")
+    ProcessedFiles(str(checkpoint), storage).replace(
+        list_source(str(folder), inputs, storage, SparkConfig()).listing, []
+    )
+    (checkpoint / "listings").mkdir()
+    assert run_stream().batches == 0
+    (checkpoint / "listings" / "1.parquet").touch()
+    assert run_stream().predicted == 1
+    (checkpoint,) = Path(f"{predictions}.streams").glob("*/[0-9]*")
+    assert [file.name for file in checkpoint.iterdir()] == ["listed.parquet"]
+    assert run_stream().batches == 0
     os.rename(folder, tmp_path / "elsewhere")
     with pytest.raises(WrongInput, match=r"predict.source is '.*', which does not exist"):
         run_stream()

@@ -1,0 +1,145 @@
+"""The record of the files that a stream on a folder or URL has processed, in the folder of its checkpoint."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+import pyarrow.parquet as pq
+
+from tasks.config.stream import StreamConfig
+from tasks.object_store import file_system, list_names
+from tasks.paths import local_path
+from tasks.predict.source_pending import FINGERPRINT
+from tasks.schema import FILE_ARROW
+from tasks.spark.scratch import scratch_root
+from tasks.storage import Storage
+from tasks.stream.checkpoint import damaged
+from tasks.tables.parquet_rows import ParquetRows, SpooledRows, spool_rows
+from tasks.tables.relations import Relations
+
+LISTED, BATCH = "listed.parquet", "batch-"
+"""All files of the last listing whose batches have ended, and the begin of the names of the batches since then."""
+
+PARTIAL = ".partial"
+"""File that is written before it gets its name, so that a record is whole or does not exist."""
+
+LISTINGS = "listings"
+"""Folder of an earlier release, with files that are in its LISTED but wait for a batch."""
+
+NEW = """
+SELECT path, size, modified_at, changed_at, inode FROM (
+    SELECT *, fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two,
+        status_of(changed_at, inode) AS status
+    FROM listing
+) l ANTI JOIN (
+    SELECT fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two,
+        status_of(changed_at, inode) AS status
+    FROM processed
+) k ON l.one = k.one AND l.two = k.two AND coalesce(l.status = k.status, true)
+ORDER BY path
+"""
+"""Files with a path, size, time, inode or time of status change that the record does not have.
+
+A record of an earlier release lacks the last two: its files count as unchanged.
+"""
+
+
+@dataclass(frozen=True)
+class ProcessedFiles:
+    """The record of a stream; only one driver at a time writes to it.
+
+    A file is recorded after its batch. That of a run which is killed is new to the next run, which leaves it out if its
+    prediction was committed.
+
+    Attributes:
+        checkpoint: Folder or URL of the checkpoint, which may not exist.
+        storage: Storage with the home, to which queries spill.
+    """
+
+    checkpoint: str
+    storage: Storage
+
+    def new_files(self, listing: SpooledRows) -> SpooledRows:
+        """Return the files (FILE_ARROW) that are new or changed since they were recorded; without a record, all.
+
+        Args:
+            listing: The source as it is now.
+
+        Raises:
+            WrongInput: The record is damaged.
+        """
+        processed = self._read()
+        if processed is None:
+            return listing
+        with Relations(self.storage) as relations:
+            relations.add("listing", listing)
+            relations.add("processed", processed)
+            relations.run(FINGERPRINT)
+            return spool_rows(relations.batches(NEW, FILE_ARROW), FILE_ARROW, scratch_root(self.storage))
+
+    def add_batch(self, files: pa.Table, vanished: Sequence[str]) -> None:
+        """Record the files of a batch (FILE_ARROW), but for those that vanished: they are new if they come back."""
+        is_processed = pc.invert(pc.is_in(files["path"], pa.array(vanished, pa.string())))
+        rows = files.filter(is_processed).select(FILE_ARROW.names)
+        self._write(
+            spool_rows(rows.to_batches(), FILE_ARROW, scratch_root(self.storage)), f"{BATCH}{time.time_ns()}.parquet"
+        )
+
+    def replace(self, listing: SpooledRows, vanished: Sequence[str]) -> None:
+        """Record all files of a listing whose batches have ended, in place of all others."""
+        replaced = [name for name in list_names(self.checkpoint) if name.startswith(BATCH)]
+        if vanished:
+            with Relations(self.storage) as relations:
+                relations.add("listing", listing)
+                relations.add("vanished", pa.table({"path": list(vanished)}))
+                rest = relations.batches("FROM listing ANTI JOIN vanished USING (path)", FILE_ARROW)
+                listing = spool_rows(rest, FILE_ARROW, scratch_root(self.storage))
+        self._write(listing, LISTED)
+        filesystem, root = file_system(self.checkpoint)
+        for name in replaced:
+            filesystem.rm_file(f"{root}/{name}")
+
+    def _write(self, rows: SpooledRows, name: str) -> None:
+        filesystem, root = file_system(self.checkpoint)
+        filesystem.makedirs(root, exist_ok=True)
+        filesystem.put_file(rows.files[0], f"{root}/{PARTIAL}")
+        filesystem.mv(f"{root}/{PARTIAL}", f"{root}/{name}")
+
+    def _read(self) -> ParquetRows | None:
+        names = [name for name in list_names(self.checkpoint) if name.endswith(".parquet")]
+        if not names:
+            return None
+        filesystem, root = file_system(self.checkpoint)
+        files = [f"{root}/{name}" for name in names]
+        for name, path in zip(names, files, strict=True):
+            try:
+                with filesystem.open(path, "rb") as file:
+                    pq.ParquetFile(file).close()
+            except pa.ArrowInvalid:
+                raise damaged(self.checkpoint, f"{name} cannot be read") from None
+        if local_path(self.checkpoint) is not None:
+            return ParquetRows(tuple(files), FILE_ARROW)
+        # A record of an earlier release lacks columns, which are null then.
+        rows = pyarrow.dataset.dataset(files, schema=FILE_ARROW, filesystem=filesystem)
+        return spool_rows(rows.to_batches(), FILE_ARROW, scratch_root(self.storage))
+
+
+def batches_of(files: pa.Table, stream: StreamConfig) -> Iterator[pa.Table]:
+    """Yield the files of each batch: a batch is full with a number of files, or with the file that reaches a size."""
+    begin, num_bytes, most = 0, 0, stream.max_megabytes_per_batch * 10**6
+    for number, size in enumerate(files["size"].to_pylist(), start=1):
+        num_bytes += size
+        if num_bytes >= most or number - begin == stream.max_files_per_batch:
+            yield files.slice(begin, number - begin)
+            begin, num_bytes = number, 0
+    if begin < files.num_rows:
+        yield files.slice(begin)
+
+
+def age_of_oldest(files: pa.Table, now: float) -> float:
+    """Return the age of the file with the oldest change at a time, in seconds; 0 without files."""
+    oldest = pc.min(files["modified_at"]).as_py()
+    return max(0.0, now - oldest.timestamp()) if oldest else 0.0
