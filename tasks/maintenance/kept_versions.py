@@ -93,8 +93,10 @@ def _check_servers(others: set[str], path: str, storage: Storage) -> None:
     if names:
         raise WrongInput(
             f"versions of '{path}' are pinned by another tracking server, {join_names(names, len(names))}, and "
-            f"'{asked}' may not have all models of the table: set storage.tracking to that server. If several servers "
-            "have models of this table, set maintain.trust_tracking to true: the pinned versions of all of them stay"
+            f"'{asked}' may not have all models of the table",
+            setting="storage.tracking",
+            way_out="set storage.tracking to that server. If several servers have models of this table, set "
+            "maintain.trust_tracking to true: the pinned versions of all of them stay",
         )
 
 
@@ -116,6 +118,8 @@ def _check_promotions(spark: SparkSession, storage: Storage) -> None:
     if missing:
         raise WrongInput(
             f"'{path}' has promotions of {len(missing)} MLflow runs that '{storage.tracking_shown}' does not have, "
-            f"such as '{missing[0]}', so that another tracking server may have models of these tables: set "
-            "storage.tracking to that server; or if those models are gone, set maintain.trust_tracking to true"
+            f"such as '{missing[0]}', so that another tracking server may have models of these tables",
+            setting="storage.tracking",
+            way_out="set storage.tracking to that server; or if those models are gone, set maintain.trust_tracking to "
+            "true",
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.maintenance.retention import list_files, loadable_versions
+from tasks.maintenance.maintain import list_files, loadable_versions
 
 
 @pytest.mark.parametrize(
