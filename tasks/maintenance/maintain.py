@@ -6,7 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
+from urllib.parse import unquote
+from uuid import uuid4
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -25,9 +28,8 @@ from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables import delta, snapshots
-from tasks.tables.committing import commit
-from tasks.tables.delta_internals import named_files
-from tasks.tables.writer import write_access
+from tasks.tables.delta_internals import data_folder, named_files
+from tasks.tables.writer import commit, write_access
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -117,8 +119,8 @@ def removable_files(
     since = max((version for version, at in committed.items() if at <= cutoff), default=min(committed))
     kept = delta.added_since(path, since)
     named = named_files(spark, path, {since, *versions} & loadable)
-    kept |= {delta.file_name(name) for name in named.kept}
-    removed = {delta.file_name(name) for name in named.removed}
+    kept |= {unquote(name) for name in named.kept}
+    removed = {unquote(name) for name in named.removed}
     return [
         file
         for file in list_files(path)
@@ -165,6 +167,35 @@ def delete_old_predictions(spark: SparkSession, path: str, config: MaintainConfi
         logger.info("%s: removed the predictions by %s", path, ", ".join(removed))
 
 
+def _vacuum(spark: SparkSession, path: str, files: Iterable[DataFile], hours: int) -> None:
+    """Delete these files of the table with VACUUM, except those that Delta's retention protects.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the table.
+        files: The files.
+        hours: Delta's retention in hours.
+    """
+    folder = data_folder(spark, path)
+    rows = [
+        {
+            "path": f"{folder}/{file.name}",
+            "length": file.bytes,
+            "isDir": False,
+            "modificationTime": int(file.modified_at.timestamp() * 1000),
+        }
+        for file in files
+    ]
+    view = f"inventory_{uuid4().hex}"
+    spark.createDataFrame(pa.Table.from_pylist(rows)).createOrReplaceTempView(view)
+    try:
+        table = path.replace("`", "``")
+        text = f"VACUUM delta.`{table}` USING INVENTORY (SELECT * FROM {view}) RETAIN {hours} HOURS"  # noqa: S608  # SQL has no parameter for a table's name; it is quoted
+        commit(path, lambda: spark.sql(text))
+    finally:
+        spark.catalog.dropTempView(view)
+
+
 def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, kept: list[int] | None) -> TableMaintenance:
     """Compact one table and delete the files that no kept version needs.
 
@@ -187,7 +218,7 @@ def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, kept:
     before = list_files(path)
     removable = [] if kept is None else removable_files(spark, path, kept, config.vacuum_hours, datetime.now(UTC))
     if removable:
-        delta.vacuum_files(spark, path, removable, config.vacuum_hours)
+        _vacuum(spark, path, removable, config.vacuum_hours)
     left = {file.name for file in list_files(path)}
     deleted = [file for file in before if file.name not in left]
     done = TableMaintenance(

@@ -1,4 +1,6 @@
-"""The source of a stream: the change data feed of a table, and the last change of each image in a batch."""
+"""The source of a stream: the change data feed of a table, and the images of a batch that have no prediction."""
+
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -7,9 +9,13 @@ from pyspark.sql.types import StringType
 
 from tasks.config.stream import StreamConfig
 from tasks.errors import WrongInput
+from tasks.predict.scoring import spread
 from tasks.schema import CHANGE_FEED
 from tasks.spark.file_systems import prepare_store
 from tasks.tables.delta_internals import Snapshot
+from tasks.spark.session import BROADCAST_ROWS
+from tasks.storage import Storage
+from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
 CHANGE, VERSION = "_change_type", "_commit_version"
@@ -33,6 +39,45 @@ WHERE place = 1 AND {CHANGE} IN {KEPT}
 GROUP BY sha256, {VERSION}
 """  # noqa: S608  # constants
 
+PENDING_ARROW = pa.schema([("sha256", pa.string()), (VERSION, pa.int64())])
+
+PENDING = """
+CREATE TABLE pending AS
+-- The images of a batch are the hash table of the join, and not all predictions.
+WITH predicted AS (
+    SELECT sha256 FROM predictions SEMI JOIN present USING (sha256) WHERE error IS NULL OR NOT $retry_errors
+)
+FROM present ANTI JOIN predicted USING (sha256)
+"""
+
+STILL_THERE = "DELETE FROM pending WHERE sha256 NOT IN (SELECT sha256 FROM images SEMI JOIN present USING (sha256))"
+
+
+@dataclass(frozen=True)
+class PendingChanges:
+    """The images of a batch to predict.
+
+    Attributes:
+        images: Rows of PENDING_ARROW.
+        labels: Their labels.
+        repeats: Whether an image has several rows.
+    """
+
+    images: pa.Table
+    labels: frozenset[str]
+    repeats: bool
+
+    def contents(self, changes: DataFrame) -> DataFrame:
+        """Return sha256 and content of these images of a batch, as `spread`."""
+        num = self.images.num_rows
+        chosen = changes.sparkSession.createDataFrame(self.images)
+        chosen = F.broadcast(chosen) if num <= BROADCAST_ROWS else chosen
+        rows = changes.where(F.col(CHANGE).isin(*KEPT)).select("sha256", VERSION, "content")
+        images = rows.join(chosen, on=["sha256", VERSION], how="left_semi").select("sha256", "content")
+        if self.repeats:
+            images = images.groupBy("sha256").agg(F.min("content").alias("content"))
+        return spread(images, num)
+
 
 def check_feed(images: Snapshot) -> None:
     """Check that a table records its changes.
@@ -43,8 +88,9 @@ def check_feed(images: Snapshot) -> None:
     path = images.table.path
     if images.properties.get(CHANGE_FEED, "").lower() != "true":
         raise WrongInput(
-            f"'{path}' has no change data feed, which a stream reads: run ALTER TABLE delta.`{path}` SET TBLPROPERTIES "
-            f"({CHANGE_FEED} = true) in Spark, or use the flow predict-batch"
+            f"'{path}' has no change data feed, which a stream reads",
+            way_out=f"run ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({CHANGE_FEED} = true) in Spark, or use the "
+            "flow predict-batch",
         )
 
 
@@ -73,8 +119,8 @@ def changed_keys(changes: DataFrame) -> pa.Table:
     keys = changes.select("sha256", CHANGE, VERSION, label).toArrow().cast(CHANGES_ARROW)
     if nulls := keys["sha256"].null_count:
         raise WrongInput(
-            f"sha256 is null in {nulls} of {keys.num_rows} changed rows: it is the key of a prediction, so set it in "
-            "every row"
+            f"sha256 is null in {nulls} of {keys.num_rows} changed rows",
+            way_out="it is the key of a prediction, so set it in every row",
         )
     return keys
 
@@ -91,3 +137,33 @@ def add_last_changes(relations: Relations, changes: pa.Table) -> None:
     """
     relations.add("changes", changes)
     relations.run(LAST_CHANGES)
+
+
+def pending_changes(
+    keys: pa.Table,
+    predictions: pa.Table | ParquetRows,
+    images: ParquetRows | None,
+    storage: Storage,
+    *,
+    retry_errors: bool,
+) -> PendingChanges:
+    """Return the images of a batch that are in the source and have no prediction.
+
+    Args:
+        keys: Rows of CHANGES_ARROW.
+        predictions: The predictions by the model version, with the columns sha256 and error.
+        images: The images of the newest version, where those that were deleted since the batch are left out.
+        storage: Storage with the home, to which queries spill.
+        retry_errors: Whether an image whose prediction has an error is pending.
+    """
+    with Relations(storage) as relations:
+        add_last_changes(relations, keys)
+        relations.add("predictions", predictions)
+        relations.run(PENDING, {"retry_errors": retry_errors})
+        if images is not None:
+            relations.add("images", images)
+            relations.run(STILL_THERE)
+        ((repeats,),) = relations.rows("SELECT count(*) FILTER (num_rows > 1) > 0 FROM pending")
+        labels = relations.rows("SELECT DISTINCT label FROM pending WHERE label IS NOT NULL ORDER BY label")
+        pending = relations.table(f"SELECT sha256, {VERSION} FROM pending", PENDING_ARROW)  # noqa: S608  # a constant
+        return PendingChanges(pending, frozenset(label for (label,) in labels), bool(repeats))

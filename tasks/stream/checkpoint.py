@@ -1,15 +1,15 @@
-"""The checkpoint of a stream: its folder, and the position that it records."""
+"""The checkpoint of a stream: its folder, the position that it records, and the lag behind the table by it."""
 
 import hashlib
 import json
-import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.errors import WrongInput
 from tasks.object_store import file_system, list_names
-
-logger = logging.getLogger("lakevision.stream")
+from tasks.stream.run import Lag
+from tasks.tables.delta import COMMITTED_NAME, read_commit
 
 RESTART = (
     "set stream.restart to true for one run, which starts again with all images, predicts only those without a "
@@ -29,6 +29,21 @@ class Position:
 
     offset: dict[str, Any] | None
     is_unfinished: bool
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of a table.
+
+    Attributes:
+        version: The version that it made.
+        num_files: Number of files from which the change data feed has its rows; 0 if it changed none.
+        seconds: Its time, in seconds since 1970.
+    """
+
+    version: int
+    num_files: int
+    seconds: float
 
 
 def checkpoint_root(predictions: str, *source: str) -> str:
@@ -112,4 +127,62 @@ def _read(checkpoint: str, name: str) -> dict[str, Any]:
 
 def damaged(checkpoint: str, why: str) -> WrongInput:
     """Return the error of a checkpoint that cannot be continued, with the way out."""
-    return WrongInput(f"the checkpoint '{checkpoint}' of the stream is damaged ({why}): {RESTART}")
+    return WrongInput(f"the checkpoint '{checkpoint}' of the stream is damaged ({why})", way_out=RESTART)
+
+
+def measure_lag(path: str, position: Position) -> Lag:
+    """Return the lag of a stream that reads the change data feed of a table, without Spark.
+
+    Args:
+        path: Path or URL of the table.
+        position: Position of the stream.
+    """
+    return lag_of(commits_after(path, processed_version(position)), position, time.time())
+
+
+def processed_version(position: Position) -> int:
+    """Return the newest version before which all versions are processed; -1 if the first one is not."""
+    return -1 if position.offset is None else int(position.offset["reservoirVersion"]) - 1
+
+
+def lag_of(commits: list[Commit], position: Position, now: float) -> Lag:
+    """Return the lag at a time, from the commits after the processed version.
+
+    Args:
+        commits: The commits, in order.
+        position: Position of the stream.
+        now: Seconds since 1970.
+    """
+    offset = position.offset
+    pending = [commit for commit in commits if commit.num_files]
+    # Commits that the log no longer has may have changed rows.
+    missing = commits[0].version - processed_version(position) - 1 if commits else 0
+    if offset is None or offset["isStartingVersion"]:
+        # A new stream reads the newest version as a whole.
+        pending, missing = (pending or commits)[-1:] if missing else pending[-1:], 0
+    elif missing:
+        oldest = (pending or commits)[0]
+        return Lag(missing + len(pending), max(0.0, now - oldest.seconds))
+    elif pending and pending[0].version == int(offset["reservoirVersion"]):
+        is_read = int(offset["index"]) + 1 >= pending[0].num_files  # The index is that of the last file that was read.
+        pending = pending[1:] if is_read else pending
+    return Lag(len(pending), max(0.0, now - pending[0].seconds) if pending else 0.0)
+
+
+def commits_after(path: str, version: int) -> list[Commit]:
+    """Return the commits after a version in their order, without Spark and without those that the log no longer has."""
+    filesystem, root = file_system(path)
+    names = sorted(name for name in list_names(f"{path.rstrip('/')}/_delta_log") if COMMITTED_NAME.fullmatch(name))
+    found = []
+    for name in names:
+        if int(name[:20]) <= version:
+            continue
+        kinds: dict[str, list[Any]] = {"cdc": [], "add": [], "remove": [], "commitInfo": []}
+        for action in read_commit(filesystem, f"{root}/_delta_log/{name}"):
+            for kind in kinds.keys() & action.keys():
+                kinds[kind].append(action[kind])
+        changed = [file for file in kinds["add"] + kinds["remove"] if file["dataChange"]]
+        info = kinds["commitInfo"][0] if kinds["commitInfo"] else {}
+        at = info.get("inCommitTimestamp") or info.get("timestamp") or 0
+        found.append(Commit(int(name[:20]), len(kinds["cdc"] or changed), at / 1000))
+    return found

@@ -1,8 +1,8 @@
 """Streaming inference: the images that are added to a table are predicted by the champion, batch by batch."""
 
 import logging
+import time
 from dataclasses import dataclass, field
-from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -11,55 +11,41 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
 from tasks.errors import UserError, WrongInput
+from tasks.predict.batch import unlearned_labels, warn_of_unlearned
 from tasks.predict.champion import check_model, model_of_table, named_model
-from tasks.predict.pending import check_images
-from tasks.predict.predictions import check_paths, create_predictions, predictions_setting
-from tasks.predict.scoring import start_workers
+from tasks.predict.least_confident import SHA256_ARROW
+from tasks.predict.pending import PREDICTED_ARROW, check_images
+from tasks.predict.predictions import check_paths, create_predictions, predicted_by, predictions_setting
+from tasks.predict.scoring import score, start_workers
+from tasks.predict.write import write
+from tasks.progress.count import counted
 from tasks.refs import ModelRef, StreamReport, TableRef
 from tasks.spark.cluster import check_file_visible, check_visible
+from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
-from tasks.stream.changes import check_feed, read_changes
-from tasks.stream.checkpoint import RESTART, checkpoint_root, open_checkpoint, read_begun, read_position, remove_older
-from tasks.stream.counts import ShowProgress, StreamCounts, log_end
-from tasks.stream.failures import ColumnsChanged, explain_failure
-from tasks.stream.lag import measure_lag
-from tasks.stream.micro_batch import BatchPredictor
-from tasks.stream.query import run_query
+from tasks.stream.changes import PendingChanges, changed_keys, check_feed, pending_changes, read_changes
+from tasks.stream.checkpoint import (
+    RESTART,
+    checkpoint_root,
+    measure_lag,
+    open_checkpoint,
+    read_begun,
+    read_position,
+    remove_older,
+)
+from tasks.stream.query import ColumnsChanged, explain_failure, run_query
+from tasks.stream.run import ModelOnWorkers, ShowProgress, StreamCounts, log_end
 from tasks.stream.source_stream import stream_source
+from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import snapshots
+from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.stream")
 
 MAX_STUCK = 2
 """Number of starts of a query without a batch, after changes of the table's columns, that show that it is stuck."""
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The table of a stream, the table it writes to, and the lookup of its model."""
-
-    path: str
-    predictions: str
-    predict: PredictConfig
-    promote: PromoteConfig
-    storage: Storage
-    show: ShowProgress | None
-    checked: set[tuple[TableRef, ModelRef]] = field(default_factory=set)
-    """Models that were checked, with the source of their table: a warning is logged once, not for each batch."""
-
-    def find_model(self, spark: SparkSession | None) -> tuple[TableRef, ModelRef]:
-        """Return the newest version of the table, and the model version that now has the alias, checked for it."""
-        table = snapshots.latest(spark, self.path)
-        model = named_model(self.predict, self.promote, self.storage)
-        model = model or model_of_table(table, self.predict, self.storage)
-        named, given = self.predict.table is not None, self.promote.model_name is not None
-        pair = (table.model_copy(update={"version": 0}), model)
-        if pair not in self.checked:
-            check_model(model, table, self.storage, table_is_named=named, name_is_given=given)
-            self.checked.add(pair)
-        return table, model
 
 
 def predict_stream(
@@ -94,89 +80,139 @@ def predict_stream(
     path = predict.table or storage.table("images")
     predictions = predict.predictions or storage.table("predictions")
     check_paths(path, predictions, storage)
-    source = _Source(path, predictions, predict, promote, storage, show)
-    return try_without_spark(lambda spark: _run(spark, source, stream), config, storage)
+    return try_without_spark(_Run(path, predictions, stream, predict, promote, storage, show), config, storage)
 
 
-def _run(spark: SparkSession | None, source: _Source, stream: StreamConfig) -> StreamReport:
-    table, model = source.find_model(spark)
-    images = snapshots.newest_snapshot(spark, source.path)
-    assert images is not None, source.path
-    check_images(images.schema.names, source.path)
-    check_feed(images)
-    root = checkpoint_root(
-        source.predictions,
-        "changes",
-        table.table_id,
-        create_predictions(spark, source.predictions),
-        source.promote.model_name or "",
-        source.predict.alias,
-    )
-    with exclusive_lock(root, spark):
-        checkpoint = open_checkpoint(root, restart=stream.restart)
-        counts = StreamCounts(model=model)
-        position = read_position(checkpoint)
-        lag = measure_lag(source.path, position)
-        if stream.interval_seconds is not None or position.is_unfinished or lag.versions:
-            if spark is None:
-                raise NeedsSpark
-            counts = _run_query(spark, source, stream, checkpoint, model, is_repetition=position.is_unfinished)
-            remove_older(checkpoint)
-            lag = measure_lag(source.path, read_position(checkpoint))
-    report = counts.report(snapshots.latest(spark, source.predictions), model, lag)
-    log_end(report)
-    return report
+@dataclass(frozen=True)
+class _Run:
+    """A run of the stream; the fields are as in `predict_stream`, with the paths or URLs of two tables."""
 
+    path: str
+    predictions: str
+    stream: StreamConfig
+    predict: PredictConfig
+    promote: PromoteConfig
+    storage: Storage
+    show: ShowProgress | None
+    counts: StreamCounts = field(default_factory=StreamCounts)
+    sent: ModelOnWorkers = field(default_factory=ModelOnWorkers)
+    checked: set[tuple[TableRef, ModelRef]] = field(default_factory=set)
+    """Models that were checked, with the source of their table: a warning is logged once, not for each batch."""
 
-def _run_query(
-    spark: SparkSession,
-    source: _Source,
-    stream: StreamConfig,
-    checkpoint: str,
-    model: ModelRef,
-    *,
-    is_repetition: bool,
-) -> StreamCounts:
-    """Run the query to its end; if the table's columns change meanwhile, continue with another query."""
-    predict = source.predict
-    start_workers(spark)
-    check_file_visible(spark, source.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
-    check_visible(spark, source.predictions, predictions_setting(predict))
-    find = source.find_model
-    predictor = BatchPredictor(source.predictions, find, predict, source.storage, is_repetition=is_repetition)
-    written = snapshots.latest(spark, source.predictions)
+    def __call__(self, spark: SparkSession | None) -> StreamReport:
+        """Run the stream, without a session if that is possible."""
+        table, model = self._find(spark)
+        images = snapshots.newest_snapshot(spark, self.path)
+        assert images is not None, self.path
+        check_images(images.schema.names, self.path)
+        check_feed(images)
+        given = self.promote.model_name or "", self.predict.alias
+        table_id = create_predictions(spark, self.predictions)
+        root = checkpoint_root(self.predictions, "changes", table.table_id, table_id, *given)
+        with exclusive_lock(root, spark):
+            checkpoint = open_checkpoint(root, restart=self.stream.restart)
+            position = read_position(checkpoint)
+            lag = measure_lag(self.path, position)
+            if self.stream.interval_seconds is not None or position.is_unfinished or lag.versions:
+                if spark is None:
+                    raise NeedsSpark
+                self._run_query(spark, checkpoint, model, is_repetition=position.is_unfinished)
+                remove_older(checkpoint)
+                lag = measure_lag(self.path, read_position(checkpoint))
+        report = self.counts.report(snapshots.latest(spark, self.predictions), model, lag)
+        log_end(report)
+        return report
 
-    def process(changes: DataFrame) -> None:
-        predictor(changes)
-        if source.show is not None:
-            source.show(partial(_report_so_far, predictor.counts.copy(), written, model, source.path, checkpoint))
+    def _find(self, spark: SparkSession | None) -> tuple[TableRef, ModelRef]:
+        """Return the newest version of the table, and the model version that now has the alias, checked for it."""
+        table = snapshots.latest(spark, self.path)
+        model = named_model(self.predict, self.promote, self.storage)
+        model = model or model_of_table(table, self.predict, self.storage)
+        named, given = self.predict.table is not None, self.promote.model_name is not None
+        pair = (table.model_copy(update={"version": 0}), model)
+        if pair not in self.checked:
+            check_model(model, table, self.storage, table_is_named=named, name_is_given=given)
+            self.checked.add(pair)
+        return table, model
 
-    stuck = 0
-    while True:
-        before = predictor.counts.batches
-        try:
-            rows = read_changes(spark, source.path, stream)
-            run_query(rows, process, checkpoint, stream.interval_seconds)
-            return predictor.counts
-        except UserError:
-            raise  # Its own sentence, which may name the table.
-        except Exception as error:
-            explained = explain_failure(str(error), source.path, checkpoint)
-            if explained is None:
-                raise
-            if not isinstance(explained, ColumnsChanged):
-                raise explained from error
-            stuck = 1 if predictor.counts.batches > before else stuck + 1
-            if stuck == MAX_STUCK:
-                raise WrongInput(
-                    f"the columns of '{source.path}' are others than in the changes that the stream has not read yet: "
-                    f"{RESTART}"
-                ) from error
-            logger.info("the columns of %s changed: reading it again", source.path)
+    def _run_query(self, spark: SparkSession, checkpoint: str, model: ModelRef, *, is_repetition: bool) -> None:
+        """Run the query to its end; if the table's columns change meanwhile, continue with another query."""
+        start_workers(spark)
+        check_file_visible(spark, self.path, "_delta_log", "predict.table" if self.predict.table else "storage.tables")
+        check_visible(spark, self.predictions, predictions_setting(self.predict))
+        written = snapshots.latest(spark, self.predictions)
 
+        def process(changes: DataFrame) -> None:
+            self._process_batch(changes, is_repetition=is_repetition and self.counts.batches == 0)
+            if self.show is not None:
+                counts = self.counts.copy()
+                # The lag after the batch that the checkpoint has begun last.
+                self.show(lambda: counts.report(written, model, measure_lag(self.path, read_begun(checkpoint))))
 
-def _report_so_far(
-    counts: StreamCounts, predictions: TableRef, model: ModelRef, path: str, checkpoint: str
-) -> StreamReport:
-    """Return the report after the batch that the checkpoint has begun last."""
-    return counts.report(predictions, model, measure_lag(path, read_begun(checkpoint)))
+        stuck = 0
+        while True:
+            before = self.counts.batches
+            try:
+                rows = read_changes(spark, self.path, self.stream)
+                return run_query(rows, process, checkpoint, self.stream.interval_seconds)
+            except UserError:
+                raise  # Its own sentence, which may name the table.
+            except Exception as error:
+                explained = explain_failure(str(error), self.path, checkpoint)
+                if explained is None:
+                    raise
+                if not isinstance(explained, ColumnsChanged):
+                    raise explained from error
+                stuck = 1 if self.counts.batches > before else stuck + 1
+                if stuck == MAX_STUCK:
+                    raise WrongInput(
+                        f"the columns of '{self.path}' are others than in the changes that the stream has not read yet",
+                        way_out=RESTART,
+                    ) from error
+                logger.info("the columns of %s changed: reading it again", self.path)
+
+    def _process_batch(self, changes: DataFrame, *, is_repetition: bool) -> None:
+        """Predict the images of a batch of the change data feed, in one commit.
+
+        A batch whose run was killed comes again. Its images that have a prediction are left out, and a batch without
+        other images has no commit. The MERGE by key does not insert a row twice even if two drivers repeat a batch.
+        Delta's own record of written batches (txnAppId and txnVersion) would not do more. It knows neither the rows of
+        predict-batch nor those of an earlier checkpoint, and would skip a repeated batch whose alias has moved to
+        another version.
+
+        Args:
+            changes: Rows of the change data feed.
+            is_repetition: Whether an earlier run began the batch. It may have failed for its images, so those that were
+                deleted since are left out; in other batches, that would cost a look at all images.
+
+        Raises:
+            WrongInput: More errors than `predict.max_error_fraction`, a missing sha256, or as `_find`.
+            TableChanged: Another driver wrote to a table of predictions on a store.
+            DiskFull: The disk is full; the batch was not written.
+        """
+        began, spark, counts = time.perf_counter(), changes.sparkSession, self.counts
+        keys, num = changed_keys(changes), 0
+        if keys.num_rows:  # A commit that changes no rows, such as compaction, gives a batch without any.
+            with write_access(self.predictions, spark), translate_disk_full(self.predictions, self.storage.home):
+                # Looked up once per batch, so that all rows of a batch are by one version.
+                table, counts.model = self._find(spark)
+                predicted = predicted_by(spark, counts.model, self.predictions, PREDICTED_ARROW, self.storage)
+                images = None
+                if is_repetition:
+                    images = snapshots.version_rows(spark, table, SHA256_ARROW, scratch_root(self.storage))
+                again = self.predict.retry_errors
+                pending = pending_changes(keys, predicted, images, self.storage, retry_errors=again)
+                if num := pending.images.num_rows:
+                    self._predict_images(changes, pending, table, counts.model)
+        seconds = time.perf_counter() - began
+        counts.add_batch(num, seconds)
+        logger.info("batch of %d changes: %d images predicted in %.1f s", keys.num_rows, num, seconds)
+
+    def _predict_images(self, changes: DataFrame, pending: PendingChanges, table: TableRef, model: ModelRef) -> None:
+        sent = self.sent.send(changes.sparkSession, self.storage, model, self.predict)
+        unlearned = unlearned_labels(pending.labels, sent.classes)
+        warn_of_unlearned(tuple(sorted(unlearned - self.counts.unlearned)), table, model)
+        self.counts.unlearned |= unlearned
+        with counted("predict", pending.images.num_rows):
+            rows = score(pending.contents(changes), sent, self.predict)
+            self.counts.errors += write(rows, self.predictions, model, self.predict)

@@ -1,7 +1,7 @@
 """The record of the files that a stream on a folder or URL has processed, in the folder of its checkpoint."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -24,22 +24,18 @@ LISTED, BATCH = "listed.parquet", "batch-"
 """All files of the last listing whose batches have ended, and the begin of the names of the batches since then."""
 
 PARTIAL = ".partial"
-"""File that is written before it gets its name, so that a record is whole or does not exist."""
+"""Local file that gets its name when it is written: a record is whole or does not exist, as an object of a store."""
 
 LISTINGS = "listings"
 """Folder of an earlier release, with files that are in its LISTED but wait for a batch."""
 
 NEW = """
-SELECT path, size, modified_at, changed_at, inode FROM (
-    SELECT *, fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two,
-        status_of(changed_at, inode) AS status
-    FROM listing
-) l ANTI JOIN (
+FROM listing l ANTI JOIN (
     SELECT fingerprint(path, size, modified_at) AS one, fingerprint(path || '~', size, modified_at) AS two,
         status_of(changed_at, inode) AS status
     FROM processed
-) k ON l.one = k.one AND l.two = k.two AND coalesce(l.status = k.status, true)
-ORDER BY path
+) k ON fingerprint(l.path, l.size, l.modified_at) = k.one AND fingerprint(l.path || '~', l.size, l.modified_at) = k.two
+AND coalesce(status_of(l.changed_at, l.inode) = k.status, true) ORDER BY path
 """
 """Files with a path, size, time, inode or time of status change that the record does not have.
 
@@ -82,31 +78,28 @@ class ProcessedFiles:
 
     def add_batch(self, files: pa.Table, vanished: Sequence[str]) -> None:
         """Record the files of a batch (FILE_ARROW), but for those that vanished: they are new if they come back."""
-        is_processed = pc.invert(pc.is_in(files["path"], pa.array(vanished, pa.string())))
-        rows = files.filter(is_processed).select(FILE_ARROW.names)
-        self._write(
-            spool_rows(rows.to_batches(), FILE_ARROW, scratch_root(self.storage)), f"{BATCH}{time.time_ns()}.parquet"
-        )
+        self._write(files.to_batches(), vanished, f"{BATCH}{time.time_ns()}.parquet")
 
     def replace(self, listing: SpooledRows, vanished: Sequence[str]) -> None:
-        """Record all files of a listing whose batches have ended, in place of all others."""
+        """Record all files of a listing whose batches have ended, as `add_batch`, in place of all others."""
         replaced = [name for name in list_names(self.checkpoint) if name.startswith(BATCH)]
-        if vanished:
-            with Relations(self.storage) as relations:
-                relations.add("listing", listing)
-                relations.add("vanished", pa.table({"path": list(vanished)}))
-                rest = relations.batches("FROM listing ANTI JOIN vanished USING (path)", FILE_ARROW)
-                listing = spool_rows(rest, FILE_ARROW, scratch_root(self.storage))
-        self._write(listing, LISTED)
+        with pq.ParquetFile(listing.files[0]) as file:
+            self._write(file.iter_batches(), vanished, LISTED)
         filesystem, root = file_system(self.checkpoint)
         for name in replaced:
             filesystem.rm_file(f"{root}/{name}")
 
-    def _write(self, rows: SpooledRows, name: str) -> None:
+    def _write(self, files: Iterable[pa.RecordBatch], vanished: Sequence[str], name: str) -> None:
+        gone = pa.array(vanished, pa.string())
+        kept = (rows.filter(pc.invert(pc.is_in(rows["path"], gone))) for rows in files)
+        spooled = spool_rows(kept, FILE_ARROW, scratch_root(self.storage))
         filesystem, root = file_system(self.checkpoint)
-        filesystem.makedirs(root, exist_ok=True)
-        filesystem.put_file(rows.files[0], f"{root}/{PARTIAL}")
-        filesystem.mv(f"{root}/{PARTIAL}", f"{root}/{name}")
+        if local_path(self.checkpoint) is None:
+            filesystem.put_file(spooled.files[0], f"{root}/{name}")
+        else:
+            filesystem.makedirs(root, exist_ok=True)
+            filesystem.put_file(spooled.files[0], f"{root}/{PARTIAL}")
+            filesystem.mv(f"{root}/{PARTIAL}", f"{root}/{name}")
 
     def _read(self) -> ParquetRows | None:
         names = [name for name in list_names(self.checkpoint) if name.endswith(".parquet")]

@@ -30,10 +30,8 @@ from tasks.spark.cluster import check_visible
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
 from tasks.stream.checkpoint import checkpoint_root, open_checkpoint, remove_older
-from tasks.stream.counts import ShowProgress, StreamCounts, log_end
-from tasks.stream.lag import Lag
-from tasks.stream.micro_batch import ModelOnWorkers
 from tasks.stream.processed_files import LISTINGS, ProcessedFiles, age_of_oldest, batches_of
+from tasks.stream.run import Lag, ModelOnWorkers, ShowProgress, StreamCounts, log_end
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import snapshots
@@ -64,7 +62,7 @@ def stream_source(
 
     Raises:
         WrongInput: The source or the model does not exist, or the checkpoint is damaged. A batch has too many errors.
-        TableInUse: Another driver runs the same stream on a store.
+        TableInUse: Another driver writes to a table on a store that can have one writer only.
         DiskFull: The disk is full; the next run continues.
     """
     assert predict.source

@@ -12,8 +12,8 @@ from tasks.config.stream import StreamConfig
 from tasks.refs import ModelRef, StreamReport
 from tasks.registry.promote import promote_best
 from tasks.storage import Storage
-from tasks.stream.counts import ShowProgress
 from tasks.stream.predict import predict_stream
+from tasks.stream.run import ShowProgress
 from tests.builders.delta_rows import delta_rows
 from tests.builders.untrained_model import log_run
 

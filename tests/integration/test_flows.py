@@ -55,8 +55,7 @@ from tasks.progress.task import progress_artifacts
 from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, StreamReport, TableRef
 from tasks.report.task import MAX_IMAGE_BYTES, publish_run
 from tasks.storage import Storage
-from tasks.stream.counts import StreamCounts
-from tasks.stream.lag import Lag
+from tasks.stream.run import Lag, StreamCounts
 from tasks.stream.task import StreamArtifact, progress_row
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec

@@ -13,6 +13,7 @@ from tasks.errors import WrongInput
 from tasks.schema import FILE_ARROW
 from tasks.storage import Storage
 from tasks.stream import processed_files
+from tasks.stream.checkpoint import RESTART
 from tasks.stream.processed_files import BATCH, LISTED, ProcessedFiles, age_of_oldest, batches_of
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
 
@@ -115,8 +116,9 @@ def test_run_that_is_killed_while_it_records_loses_nothing(
 def test_damaged_record_has_a_way_out(storage: Storage, tmp_path: Path, name: str) -> None:
     """The message names the checkpoint and the setting."""
     (tmp_path / name).write_bytes(b"PAR1 PAR1")
-    with pytest.raises(WrongInput, match=rf"'{tmp_path}' of the stream is damaged \({name} cannot .*stream.restart"):
+    with pytest.raises(WrongInput, match=rf"'{tmp_path}' .* \({name} cannot be read\)") as refused:
         ProcessedFiles(str(tmp_path), storage).new_files(listing(a=1))
+    assert refused.value.way_out == RESTART
 
 
 def test_age_is_that_of_the_oldest_file() -> None:

@@ -1,13 +1,54 @@
-"""Results of the batches of a run of a stream, and its report."""
+"""The state of a run of a stream: the model on the workers, the results of the batches, and the report with the lag."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from pyspark.sql import SparkSession
+
+from tasks.config.prediction import PredictConfig
+from tasks.predict.scoring import SentModel, send_package
 from tasks.refs import ModelRef, StreamReport, TableRef
-from tasks.stream.lag import Lag
+from tasks.storage import Storage
 
 logger = logging.getLogger("lakevision.stream")
+
+ShowProgress = Callable[[Callable[[], StreamReport]], None]
+"""A function that is called after each batch with a function that returns the report of the run so far."""
+
+
+class ModelOnWorkers:
+    """The model version that was sent to the workers last: the next batches use it until the alias moves."""
+
+    def __init__(self) -> None:
+        """Begin without a model."""
+        self._sent: SentModel | None = None
+
+    def send(self, spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:
+        """Return a model version on the workers, to which it is sent unless it was the last one.
+
+        Raises:
+            WrongInput: As `send_package`.
+        """
+        if self._sent is None or self._sent.model != model:
+            self._sent = send_package(spark, storage, model, predict)
+            logger.info("the stream predicts with %s version %d", model.name, model.version)
+        return self._sent
+
+
+@dataclass(frozen=True)
+class Lag:
+    """The part of a table, or of a folder or URL, that a stream has not processed yet.
+
+    Attributes:
+        versions: Number of versions of a table that change rows.
+        seconds: Age of the oldest of them, or of the file that was changed first, in seconds.
+        files: Number of files of a folder or URL.
+    """
+
+    versions: int
+    seconds: float
+    files: int = 0
 
 
 @dataclass
@@ -63,10 +104,6 @@ class StreamCounts:
             seconds_behind=lag.seconds,
             unlearned=tuple(sorted(self.unlearned)),
         )
-
-
-ShowProgress = Callable[[Callable[[], StreamReport]], None]
-"""A function that is called after each batch with a function that returns the report of the run so far."""
 
 
 def log_end(report: StreamReport) -> None:

@@ -5,7 +5,7 @@ from urllib.parse import quote
 import pytest
 
 from tasks.errors import TableInUse, WrongInput
-from tasks.stream.failures import ColumnsChanged, explain_failure
+from tasks.stream.query import ColumnsChanged, explain_failure
 
 SOURCE = "/data/tables/my images"
 LOG = "[DELTA_TRUNCATED_TRANSACTION_LOG] {}/_delta_log/00000000000000000003.json: Unable to reconstruct state"
