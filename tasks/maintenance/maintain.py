@@ -215,12 +215,11 @@ def maintain_table(spark: SparkSession, path: str, config: MaintainConfig, kept:
     spark.conf.set(MAX_FILE_SIZE, str(config.file_megabytes << 20))
     compaction = DeltaTable.forPath(spark, path).optimize()
     metrics = commit(path, compaction.executeCompaction).collect()[0]["metrics"]
-    before = list_files(path)
     removable = [] if kept is None else removable_files(spark, path, kept, config.vacuum_hours, datetime.now(UTC))
     if removable:
         _vacuum(spark, path, removable, config.vacuum_hours)
     left = {file.name for file in list_files(path)}
-    deleted = [file for file in before if file.name not in left]
+    deleted = [file for file in removable if file.name not in left]
     done = TableMaintenance(
         table=snapshots.latest(spark, path),
         files_compacted=metrics["numFilesRemoved"],

@@ -68,7 +68,7 @@ def open_checkpoint(root: str, *, restart: bool) -> str:
         root: As `checkpoint_root`.
         restart: Whether the stream starts again.
     """
-    numbers = [int(name) for name in list_names(root) if name.isdecimal()]
+    numbers = _numbers(root)
     newest = max(numbers, default=0)
     return f"{root}/{newest + 1 if restart and numbers else newest}"
 
@@ -77,9 +77,9 @@ def remove_older(checkpoint: str) -> None:
     """Remove the checkpoints before this one, which has a batch; the caller has the exclusive lock of their root."""
     root, number = checkpoint.rsplit("/", 1)
     filesystem, folder = file_system(root)
-    for name in list_names(root):
-        if name.isdecimal() and int(name) < int(number):
-            filesystem.rm(f"{folder}/{name}", recursive=True)
+    for older in _numbers(root):
+        if older < int(number):
+            filesystem.rm(f"{folder}/{older}", recursive=True)
 
 
 def read_position(checkpoint: str) -> Position:
