@@ -17,12 +17,15 @@ ShowProgress = Callable[[Callable[[], StreamReport]], None]
 """A function that is called after each batch with a function that returns the report of the run so far."""
 
 
+@dataclass
 class ModelOnWorkers:
-    """The model version that was sent to the workers last: the next batches use it until the alias moves."""
+    """The model version that was sent to the workers last: the next batches use it until the alias moves.
 
-    def __init__(self) -> None:
-        """Begin without a model."""
-        self._sent: SentModel | None = None
+    Attributes:
+        sent: The model; None before the first batch.
+    """
+
+    sent: SentModel | None = None
 
     def send(self, spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:
         """Return a model version on the workers, to which it is sent unless it was the last one.
@@ -30,10 +33,10 @@ class ModelOnWorkers:
         Raises:
             WrongInput: As `send_package`.
         """
-        if self._sent is None or self._sent.model != model:
-            self._sent = send_package(spark, storage, model, predict)
+        if self.sent is None or self.sent.model != model:
+            self.sent = send_package(spark, storage, model, predict)
             logger.info("the stream predicts with %s version %d", model.name, model.version)
-        return self._sent
+        return self.sent
 
 
 @dataclass(frozen=True)
