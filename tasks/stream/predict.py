@@ -154,7 +154,8 @@ class _Run:
             before = self.counts.batches
             try:
                 rows = read_changes(spark, self.path, self.stream)
-                return run_query(rows, process, checkpoint, self.stream.interval_seconds)
+                run_query(rows, process, checkpoint, self.stream.interval_seconds)
+                return
             except UserError:
                 raise  # Its own sentence, which may name the table.
             except Exception as error:
