@@ -23,9 +23,9 @@ from .description import (
     file_sha256,
     read_description,
 )
-from .network import ImageNetwork, build_network
+from .network import ImageNetwork, WithoutMemory, build_network
 from .serving import available_precision, serving_network
-from .weights import WithoutMemory, check_weights, load_weights, save_weights
+from .weights import check_weights, load_weights, save_weights
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,11 @@ class ImageClassifier:
         Raises:
             ValueError: `top_k` or `min_probability` is out of range, or UNSURE is the name of a class.
         """
-        self.check_settings(top_k, min_probability)
+        if top_k < 1:
+            raise ValueError(f"top_k is {top_k}: give at least 1")
+        if not 0 <= min_probability <= 1:
+            raise ValueError(f"min_probability is {min_probability}: give a number from 0 to 1")
+        check_unsure(min_probability, self.classes)
         predictions: list[Prediction | None] = [None] * len(contents)
         images = []
         places = []
@@ -107,32 +111,17 @@ class ImageClassifier:
             order_Bk = logits_BK.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
             probabilities_Bk = torch.softmax(logits_BK.double(), dim=1).gather(1, order_Bk)
             for place, indices, probabilities in zip(places, order_Bk.tolist(), probabilities_Bk.tolist(), strict=True):
-                predictions[place] = self._prediction(indices, probabilities, min_probability)
+                labels = tuple(self.classes[index] for index in indices)
+                is_sure = probabilities[0] >= min_probability
+                predictions[place] = Prediction(
+                    label=labels[0] if is_sure else UNSURE,
+                    index=indices[0] if is_sure else None,
+                    probability=probabilities[0],
+                    top_labels=labels,
+                    top_probabilities=tuple(probabilities),
+                    error=None,
+                )
         return [prediction for prediction in predictions if prediction is not None]
-
-    def check_settings(self, top_k: int, min_probability: float) -> None:
-        """Check the settings of `predict`.
-
-        Raises:
-            ValueError: As for `predict`.
-        """
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}: give at least 1")
-        if not 0 <= min_probability <= 1:
-            raise ValueError(f"min_probability is {min_probability}: give a number from 0 to 1")
-        check_unsure(min_probability, self.classes)
-
-    def _prediction(self, indices: list[int], probabilities: list[float], min_probability: float) -> Prediction:
-        labels = tuple(self.classes[index] for index in indices)
-        is_sure = probabilities[0] >= min_probability
-        return Prediction(
-            label=labels[0] if is_sure else UNSURE,
-            index=indices[0] if is_sure else None,
-            probability=probabilities[0],
-            top_labels=labels,
-            top_probabilities=tuple(probabilities),
-            error=None,
-        )
 
     def logits(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return calibrated logits, float32 (B, K), of uint8 images (B, H, W, 3) on any device.

@@ -1,23 +1,31 @@
-"""The network of a model package: a torchvision classifier on uint8 images, with as many outputs as classes."""
+"""The network of a model package: a torchvision classifier on uint8 images, which it normalizes."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torchvision
 from torch import nn
-
-from .transforms import normalize
+from torch.overrides import TorchFunctionMode
 
 IMAGENET_CLASSES = 1000
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's channels (RGB, 0-1), with which torchvision's weights were trained."""
 
 
 class ImageNetwork(nn.Module):
     """A torchvision network on uint8 images.
 
     Attributes:
+        head: The last layer.
         precision: Data type of autocast; None computes in the data type of the weights. Logits are always float32.
         temperature: Divisor of the logits, with which probabilities are calibrated; 1 leaves them unchanged.
         pixels_per_pass: Pixels of the images that a CPU computes at once per thread; None for all of a batch.
     """
 
+    head: nn.Module
     precision: torch.dtype | None = None
     temperature: float = 1.0
     pixels_per_pass: int | None = None
@@ -25,13 +33,8 @@ class ImageNetwork(nn.Module):
     def __init__(self, network: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.network = network
-        # Kept out of the registered modules: its parameters are the network's own.
-        self._head = (head,)
-
-    @property
-    def head(self) -> nn.Module:
-        """The last layer."""
-        return self._head[0]
+        # Not a registered module: its parameters are the network's own.
+        self.__dict__["head"] = head
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 (B, K), of uint8 images (B, H, W, 3)."""
@@ -48,6 +51,24 @@ class ImageNetwork(nn.Module):
             logits = self.network(inputs)
         logits_BK: torch.Tensor = logits.float()
         return logits_BK if self.temperature == 1 else logits_BK / self.temperature
+
+
+def normalize(images_BHWC: torch.Tensor) -> torch.Tensor:
+    """Normalize with ImageNet's mean and standard deviation.
+
+    Args:
+        images_BHWC: uint8 (or float32 from 0 to 255), shape (B, H, W, 3); not modified.
+
+    Returns:
+        float32, shape (B, 3, H, W), in channels-last memory format, as the permutation copies nothing.
+    """
+    images_BCHW = images_BHWC.permute(0, 3, 1, 2).to(torch.float32, copy=True)
+    return images_BCHW.sub_(_per_channel(IMAGENET_MEAN, images_BCHW)).div_(_per_channel(IMAGENET_STD, images_BCHW))
+
+
+def _per_channel(values: tuple[float, ...], images_BCHW: torch.Tensor) -> torch.Tensor:
+    # Filled on the device: a tensor of numbers is copied to it, which on a GPU waits for everything before.
+    return torch.stack([images_BCHW.new_full((), value) for value in values]).mul_(255).view(1, -1, 1, 1)
 
 
 def torchvision_network(name: str) -> nn.Module:
@@ -69,6 +90,19 @@ def replace_head(network: nn.Module, num_classes: int) -> nn.Module:
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, head)
     return head
+
+
+class WithoutMemory(TorchFunctionMode):
+    """Function mode in which a network's parameters are built on the meta device, with shapes and types but no data.
+
+    `torch.device("meta")` would also affect the tensors from which RegNet computes its widths.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, with the meta device for `torch.empty`."""
+        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
 
 
 def build_network(name: str, num_classes: int) -> ImageNetwork:

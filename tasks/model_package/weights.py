@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from .description import FILE_LIMITS, WAY_OUT, WEIGHTS_FILE, InvalidPackage, check_size
 
@@ -19,19 +18,6 @@ SPARE_BYTES = 16 << 20
 
 TYPES = {torch.float32: "F32", torch.int64: "I64"}
 """Names in safetensors of the data types in the state dicts of torchvision's classifiers."""
-
-
-class WithoutMemory(TorchFunctionMode):
-    """Function mode in which a network's parameters are built on the meta device, with shapes and types but no data.
-
-    `torch.device("meta")` would also affect the tensors from which RegNet computes its widths.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call the function, with the meta device for `torch.empty`."""
-        return func(*args, **(kwargs or {}) | ({"device": "meta"} if func is torch.empty else {}))
 
 
 def save_weights(state: Mapping[str, torch.Tensor], file: Path) -> None:

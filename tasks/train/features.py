@@ -29,8 +29,8 @@ from tasks.collectives import Reducer
 from tasks.config.frozen import hashed_settings
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
+from tasks.model_package.network import IMAGENET_MEAN, IMAGENET_STD
 from tasks.model_package.serving import serving_network
-from tasks.model_package.transforms import IMAGENET_MEAN, IMAGENET_STD
 from tasks.object_store import file_system
 from tasks.progress.activity import waiting_for_process
 from tasks.progress.count import counted

@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from torchvision.transforms._presets import ImageClassification
 
 from tasks.model_package.decode import decode_pixels
-from tasks.model_package.transforms import normalize
+from tasks.model_package.network import normalize
 from tests.benchmarks.train_data import SIDE, split_of
 
 BATCH = 64

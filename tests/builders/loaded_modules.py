@@ -12,7 +12,7 @@ print("loaded:", *sorted(name for name, module in ours.items() if not hasattr(mo
 
 
 def loaded_modules(program: str, home: Path, *arguments: str) -> list[str]:
-    """Run a program in a fresh interpreter, and return the modules of ours, without packages, that are loaded at its end.
+    """Run a program in a fresh interpreter; return the modules of ours, without packages, that are loaded at its end.
 
     Args:
         program: Source of the program.

@@ -14,8 +14,8 @@ from tasks.model_package.decode import (
     Reason,
     decode_image,
     decode_pixels,
+    scan_problem,
 )
-from tasks.model_package.image_structure import scan_problem
 from tests.builders.image_bytes import (
     encoded,
     hidden_scan_bomb,

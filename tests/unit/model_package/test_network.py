@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tasks.model_package.transforms import normalize
+from tasks.model_package.network import normalize
 
 
 def test_black_and_white_are_normalized_with_imagenet_statistics() -> None:
