@@ -22,7 +22,7 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.etl.ingest import ingest_images
 from tasks.predict.batch import predict_batch
-from tasks.predict.predictor import make_predictor
+from tasks.predict.scoring import make_predictor
 from tasks.registry import trial
 from tasks.registry.promote import promote_best
 from tasks.spark.session import keep_spark

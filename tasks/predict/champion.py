@@ -11,8 +11,7 @@ from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import WrongInput, join_names
-from tasks.model_package.description import DESCRIPTION_FILE, FILE_LIMITS, read_classes
-from tasks.predict.invalid_package import translate_invalid
+from tasks.model_package.description import DESCRIPTION_FILE, FILE_LIMITS, InvalidPackage, read_classes
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -130,15 +129,6 @@ def _name(model: ModelRef) -> str:
     return f"{model.name} version {model.version}"
 
 
-def fetch_classifier(storage: Storage, model: ModelRef, folder: Path) -> Path:
-    """Copy the description and weights of a registered version to `folder`, and check their digests.
-
-    Raises:
-        WrongInput: As in `tracking.fetch_registered`.
-    """
-    return tracking.fetch_registered(storage, model, FILE_LIMITS, folder)
-
-
 def known_classes(model: ModelRef | RunRef, storage: Storage) -> tuple[str, ...]:
     """Return the classes of a registered version, or of the model that a run logged; torch is not imported.
 
@@ -146,8 +136,13 @@ def known_classes(model: ModelRef | RunRef, storage: Storage) -> tuple[str, ...]
         WrongInput: The description of the model is missing or invalid, or differs from the registered one.
     """
     limits = {DESCRIPTION_FILE: FILE_LIMITS[DESCRIPTION_FILE]}
-    with TemporaryDirectory() as scratch, translate_invalid():
+    with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         if isinstance(model, RunRef):
-            return read_classes(tracking.fetch_logged(storage, model, limits, folder))
-        return read_classes(tracking.fetch_registered(storage, model, limits, folder))
+            tracking.fetch_logged(storage, model, limits, folder)
+        else:
+            tracking.fetch_registered(storage, model, limits, folder)
+        try:
+            return read_classes(folder)
+        except InvalidPackage as error:
+            raise WrongInput(error) from None

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.config.prediction import PredictConfig
 from tasks.model_package.classifier import ImageClassifier
-from tasks.predict.accuracy import BATCH, load_registered
+from tasks.predict.evaluation import BATCH, load_registered
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.pending import KEY, KEYS_ARROW, check_keys, contents_of
 from tasks.predict.predictions import DIGEST, JUDGED_ARROW, predicted_by

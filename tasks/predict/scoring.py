@@ -1,29 +1,33 @@
 """Predictions by Spark's workers, and the model package that is sent to them."""
 
+import os
 import shutil
 import zipfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from pyspark import SparkFiles
-from pyspark.sql import DataFrame, SparkSession
+import pandas as pd
+from pyspark import Accumulator, SparkFiles
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
 
+from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
-from tasks.model_package.description import check_unsure, read_classes
-from tasks.predict.champion import fetch_classifier
-from tasks.predict.invalid_package import translate_invalid
-from tasks.predict.predictor import make_predictor
+from tasks.model_package.description import FILE_LIMITS, InvalidPackage, check_unsure, read_classes
 from tasks.refs import ModelRef
-from tasks.schema import PREDICTIONS
+from tasks.schema import PREDICTION, PREDICTIONS
 from tasks.spark.cluster import is_in_driver, num_task_slots, threads_per_task
 from tasks.spark.session import preload
 from tasks.spark.worker_log import count_ended_tasks
+from tasks.spark.preload import preload
+from tasks.spark.progress import EndedParts, count_ended_tasks
+from tasks.spark.worker_log import WorkerCount
 from tasks.storage import Storage
 from tasks.tables import delta
 
@@ -48,7 +52,7 @@ class SentModel:
 
 def start_workers(spark: SparkSession) -> None:
     """Start the workers that predict, before `score` and beside other work: torch takes seconds to import."""
-    preload(spark, "tasks.predict.loaded")
+    preload(spark, "tasks.predict.predictor")
 
 
 def score(images: DataFrame, sent: SentModel, predict: PredictConfig) -> DataFrame:
@@ -86,6 +90,29 @@ def with_predictions(images: DataFrame, sent: SentModel, predict: PredictConfig)
     return images.select(*kept, digest, predictor("content").alias("prediction"))
 
 
+def make_predictor(
+    package: str, predict: PredictConfig, num_threads: int | None, ended: Accumulator[EndedParts] | None = None
+) -> Callable[[str], Column]:
+    """Return the iterator pandas UDF, which maps encoded images to structs of PREDICTION.
+
+    Args:
+        package: Name of the folder into which executors unpack the model package.
+        predict: Settings of inference.
+        num_threads: Number of compute threads per Python worker; None for the cores that Spark reserves for a task.
+        ended: Accumulator of the tasks that ended.
+    """
+    driver = os.getpid()
+    settings = package, predict.batch_size, predict.top_k, predict.min_probability, num_threads
+
+    def predict_on_worker(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
+        from tasks.predict.predictor import predict_batches  # torch: seconds
+
+        yield from predict_batches(batches, *settings, WorkerCount("predict", driver, ended))
+
+    predictor: Callable[[str], Column] = pandas_udf(predict_on_worker, PREDICTION)  # type: ignore[call-overload]  # PySpark's overloads lack it
+    return predictor
+
+
 def prediction_rows(predicted: DataFrame, model: ModelRef) -> DataFrame:
     """Return the rows of PREDICTIONS of the columns sha256, content_sha256 and prediction."""
     rows = predicted.select(
@@ -120,9 +147,12 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
     """
     # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
-    with TemporaryDirectory(prefix="lakevision-model-") as scratch, translate_invalid():
-        folder = fetch_classifier(storage, model, Path(scratch) / name)
-        classes = read_classes(folder)
+    with TemporaryDirectory(prefix="lakevision-model-") as scratch:
+        folder = tracking.fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / name)
+        try:
+            classes = read_classes(folder)
+        except InvalidPackage as error:
+            raise WrongInput(error) from None
         check_settings(predict, classes)
         master = str(spark.sparkContext.master)
         if is_in_driver(master):

@@ -181,9 +181,8 @@ def _trained_on(
 def _latencies(
     spark: SparkSession | None, challenger: ModelRef, champion: ModelRef, table: TableRef, storage: Storage
 ) -> list[float]:
-    from tasks.predict.accuracy import load_registered
+    from tasks.predict.evaluation import load_registered, median_milliseconds
     from tasks.predict.held_out import first_image
-    from tasks.predict.latency import median_milliseconds
 
     image = first_image(spark, table)
     assert image is not None, "there are pairs of predictions"
@@ -202,7 +201,7 @@ def recorded_accuracy(
     """
     if best.same_content(champion):
         return RecordedAccuracy(champion.accuracy, champion.images, "on the same images")
-    from tasks.predict.accuracy import accuracy_on_cache, load_registered  # torch: seconds
+    from tasks.predict.evaluation import accuracy_on_cache, load_registered  # torch: seconds
 
     try:
         classifier = load_registered(version, storage)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
@@ -184,36 +183,12 @@ def _wait_for_executors(spark: SparkSession, check: Callable[[], None]) -> None:
 
 
 def threads_per_task(spark: SparkSession) -> int | None:
-    """Return the number of compute threads of a task if the driver can know it, else None for `task_threads`.
+    """Return the number of compute threads of a task if the driver can know it, else None for the cores of the task.
 
     Only local tasks run on the driver's cores.
     """
     context = spark.sparkContext
     return max(1, num_cores() // context.defaultParallelism) if is_local(str(context.master)) else None
-
-
-def task_gpu(num_gpus: int) -> int:
-    """Return the number of the GPU of the current task, in its Python worker.
-
-    Args:
-        num_gpus: Number of GPUs that the worker sees, at least 1.
-    """
-    task = TaskContext.get()
-    if task is None:
-        return 0
-    assigned = task.resources().get("gpu")
-    if assigned is None:
-        # Without spark.task.resource.gpu.amount, Spark assigns none: the tasks share all of them.
-        return task.partitionId() % num_gpus
-    address = assigned.addresses[0]
-    # A cluster that shows the executor only its own GPUs numbers them anew, and their names are not numbers everywhere.
-    return int(address) % num_gpus if address.isdecimal() else 0
-
-
-def task_threads() -> int:
-    """Return the number of cores that Spark reserved for the current task (spark.task.cpus), in its Python worker."""
-    task = TaskContext.get()
-    return 1 if task is None else task.cpus()
 
 
 TASKS_PER_SLOT = 2

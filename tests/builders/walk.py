@@ -2,7 +2,7 @@
 
 A reader follows the calls, and reads a function where it is called for the first time: a walk has each function once. A
 file is entered with the first of its functions. Where the walk leaves a file and comes back for another of its
-functions, that is a return to it. Repeated calls, resumed generators, comprehensions and imports are no steps.
+functions, that is a return to it. Repeated calls, resumed generators, comprehensions and imports do not count.
 """
 
 import sys

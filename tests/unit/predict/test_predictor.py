@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
-import torch
+import pytest
+from pyspark import TaskContext
 from pyspark.accumulators import Accumulator
 from pyspark.cloudpickle import dumps
+from pyspark.resource import ResourceInformation
 
 from tasks.config.prediction import PredictConfig
 from tasks.model.network import build_classifier
 from tasks.model_package.classifier import save_classifier
-from tasks.predict.predictor import make_predictor
+from tasks.predict.predictor import task_gpu
+from tasks.predict.scoring import make_predictor
 from tasks.spark.progress import EndedTasks
 from tests.builders.loaded_modules import loaded_modules
 from tests.builders.small_network import SMALL
@@ -36,10 +39,32 @@ def test_worker_of_inference_loads_few_modules(tmp_path: Path) -> None:
     save_classifier(tmp_path / "package", SMALL, state, ("blue", "green", "red"), 32)
     write_images(tmp_path, 1)
     ended = Accumulator(0, (), EndedTasks())
-    function = make_predictor("package", PredictConfig(), torch.get_num_threads(), ended)
+    function = make_predictor("package", PredictConfig(), 1, ended)
     (tmp_path / "function").write_bytes(dumps(function.func))  # type: ignore[attr-defined]  # of a UDF
 
     loaded = loaded_modules(IN_WORKER, tmp_path, str(tmp_path))
 
     assert "tasks.model_package.decode" in loaded
     assert len(loaded) <= MOST_MODULES, loaded
+
+
+@pytest.mark.parametrize(
+    ("addresses", "num_gpus", "gpu"),
+    [(["1"], 4, 1), (["6", "7"], 2, 0), (["GPU-8932f937"], 2, 0), (None, 4, 2)],
+    ids=["own", "renumbered", "named", "shared"],
+)
+def test_task_has_the_gpu_that_spark_assigned(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str] | None, num_gpus: int, gpu: int
+) -> None:
+    """A cluster may renumber an executor's GPUs or name them; without assignment, tasks take one after the other."""
+    monkeypatch.setattr(TaskContext, "_taskContext", None)  # restored afterwards: a new object is the current one
+    task = TaskContext()
+    monkeypatch.setattr(task, "_partitionId", 6)
+    monkeypatch.setattr(task, "_resources", {} if addresses is None else {"gpu": ResourceInformation("gpu", addresses)})
+
+    assert task_gpu(num_gpus) == gpu
+
+
+def test_gpu_outside_of_a_task_is_the_first() -> None:
+    """The driver has no task."""
+    assert task_gpu(2) == 0

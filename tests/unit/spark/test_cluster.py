@@ -4,12 +4,10 @@ import socket
 import sys
 
 import pytest
-from pyspark import TaskContext
-from pyspark.resource import ResourceInformation
 
 from tasks.config.storage import SparkConfig
 from tasks.errors import ClusterUnavailable, WrongInput
-from tasks.spark.cluster import cluster_settings, is_in_driver, is_local, python_of_workers, session_master, task_gpu
+from tasks.spark.cluster import cluster_settings, is_in_driver, is_local, python_of_workers, session_master
 from tests.builders.processes import free_port
 
 
@@ -119,25 +117,3 @@ def test_executors_use_the_python_that_is_set_for_them(master: str, monkeypatch)
 def test_local_masters(master: str, expected: tuple[bool, bool]) -> None:
     """Executors of a local master are on this machine, in the driver's process or not."""
     assert (is_local(master), is_in_driver(master)) == expected
-
-
-@pytest.mark.parametrize(
-    ("addresses", "num_gpus", "gpu"),
-    [(["1"], 4, 1), (["6", "7"], 2, 0), (["GPU-8932f937"], 2, 0), (None, 4, 2)],
-    ids=["own", "renumbered", "named", "shared"],
-)
-def test_task_has_the_gpu_that_spark_assigned(
-    monkeypatch: pytest.MonkeyPatch, addresses: list[str] | None, num_gpus: int, gpu: int
-) -> None:
-    """A cluster may renumber an executor's GPUs or name them; without assignment, tasks take one after the other."""
-    monkeypatch.setattr(TaskContext, "_taskContext", None)  # restored afterwards: a new object is the current one
-    task = TaskContext()
-    monkeypatch.setattr(task, "_partitionId", 6)
-    monkeypatch.setattr(task, "_resources", {} if addresses is None else {"gpu": ResourceInformation("gpu", addresses)})
-
-    assert task_gpu(num_gpus) == gpu
-
-
-def test_gpu_outside_of_a_task_is_the_first() -> None:
-    """The driver has no task."""
-    assert task_gpu(2) == 0

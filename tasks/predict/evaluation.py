@@ -1,22 +1,28 @@
-"""Loading of a registered version, and its accuracy on the test split of a cache, computed as in inference."""
+"""A registered version, loaded: its accuracy on the test split of a cache, and the time that it takes for an image."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
 
+from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
 from tasks.model_package.classifier import ImageClassifier
-from tasks.predict.champion import fetch_classifier
-from tasks.predict.invalid_package import translate_invalid
+from tasks.model_package.description import FILE_LIMITS, InvalidPackage
 from tasks.refs import CacheRef, ModelRef
 from tasks.schema import TEST
 from tasks.storage import Storage
 from tasks.text.forms import as_known
 
 BATCH = 64
+
+WARM_UP, REPETITIONS = 3, 20
+"""Rounds of the measurement of a time that do not count, and that do."""
 
 
 def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
@@ -25,8 +31,12 @@ def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
     Raises:
         WrongInput: Its files are not those that were registered, or are not a valid model package.
     """
-    with TemporaryDirectory() as scratch, translate_invalid():
-        return ImageClassifier.load(fetch_classifier(storage, model, Path(scratch)))
+    with TemporaryDirectory() as scratch:
+        folder = tracking.fetch_registered(storage, model, FILE_LIMITS, Path(scratch))
+        try:
+            return ImageClassifier.load(folder)
+        except InvalidPackage as error:
+            raise WrongInput(error) from None
 
 
 def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
@@ -55,3 +65,22 @@ def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
                 predicted_B = classifier.logits(batch.inputs).argmax(1).cpu()
                 right += int((predicted_B == expected[batch.labels_B]).sum())
     return right / loader.num_rows
+
+
+def median_milliseconds(classifiers: Sequence[ImageClassifier], image: bytes) -> list[float]:
+    """Return the median time of each classifier for one image, in milliseconds.
+
+    Each round has one image for each classifier, so that other work on the machine slows all of them.
+
+    Args:
+        classifiers: The classifiers.
+        image: An encoded image.
+    """
+    times: list[list[float]] = [[] for _ in classifiers]
+    for repetition in range(WARM_UP + REPETITIONS):
+        for classifier, own in zip(classifiers, times, strict=True):
+            began = time.perf_counter()
+            classifier.predict([image])
+            if repetition >= WARM_UP:
+                own.append(1000 * (time.perf_counter() - began))
+    return [median(own) for own in times]
