@@ -40,7 +40,9 @@ def model_of_table(table: TableRef, predict: PredictConfig, storage: Storage) ->
     if name is None:
         raise WrongInput(
             f"promote.model_name is empty, and '{table.path}' was not made by the flow etl, so it has no model of its "
-            f"own: set promote.model_name{_candidates(predict.alias, storage)}"
+            "own",
+            setting="promote.model_name",
+            way_out=f"set promote.model_name{_candidates(predict.alias, storage)}",
         )
     return _with_alias(name, predict.alias, storage)
 
@@ -56,8 +58,9 @@ def model_of_images(predict: PredictConfig, storage: Storage, spark: SparkSessio
     if newest is None:
         raise WrongInput(
             f"predict.source is '{predict.source}', and promote.model_name is empty, but the table "
-            f"'{storage.table('images')}', whose model would predict it, does not exist: set promote.model_name"
-            f"{_candidates(predict.alias, storage)}"
+            f"'{storage.table('images')}', whose model would predict it, does not exist",
+            setting="promote.model_name",
+            way_out=f"set promote.model_name{_candidates(predict.alias, storage)}",
         )
     return model_of_table(newest.table, predict, storage)
 
@@ -67,8 +70,9 @@ def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:
         model = tracking.model_with_alias(storage, name, alias)
         if model is None:
             raise WrongInput(
-                f"the registered model '{name}' has no version with the alias '{alias}': run the flow promote first, or"
-                f" give another promote.model_name or predict.alias{_candidates(alias, storage)}"
+                f"the registered model '{name}' has no version with the alias '{alias}'",
+                way_out="run the flow promote first, or give another promote.model_name or predict.alias"
+                f"{_candidates(alias, storage)}",
             )
     return model
 
@@ -107,8 +111,9 @@ def check_model(
         return
     way_out = "leave promote.model_name empty for this table's own model, or " if name_is_given else ""
     raise WrongInput(
-        f"{_name(model)} was trained on {trained_on} and not on {requested}: {way_out}"
-        "name the table in predict.table to predict it with this model anyway"
+        f"{_name(model)} was trained on {trained_on} and not on {requested}",
+        setting="promote.model_name" if name_is_given else "",
+        way_out=f"{way_out}name the table in predict.table to predict it with this model anyway",
     )
 
 

@@ -1,5 +1,6 @@
 """Images without a prediction by a model version."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +13,15 @@ from pyspark.sql.types import StringType
 
 from tasks.errors import WrongInput
 from tasks.predict.least_confident import SHA256_ARROW
-from tasks.predict.predictions import predicted_by
-from tasks.refs import ModelRef, TableRef
+from tasks.refs import TableRef
 from tasks.schema import PREDICTIONS, PREDICTIONS_KEY
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
+from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
+
+logger = logging.getLogger("lakevision.predict")
 
 LABELLED_ARROW = SHA256_ARROW.append(pa.field("label", pa.string()))
 PREDICTED_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in (*PREDICTIONS_KEY, "error")])
@@ -43,13 +46,14 @@ class PendingImages:
 
     Attributes:
         count: Number of different images.
-        num_rows: Number of their rows; larger than `count` if another program wrote an image twice.
-        num_images: Number of all rows of the table.
     """
 
     count: int
-    num_rows: int
-    num_images: int
+    _num_rows: int
+    """Number of their rows; larger than `count` if another program wrote an image twice."""
+    _num_images: int
+    """Number of all rows of the table."""
+    _table: TableRef
     _has_labels: bool
     _relations: Relations
 
@@ -60,14 +64,22 @@ class PendingImages:
         query = "SELECT DISTINCT label FROM images WHERE label IS NOT NULL ORDER BY label"
         return tuple(label for (label,) in self._relations.rows(query))
 
-    def keys(self, *, repeated: bool = False) -> pa.Table:
-        """Return the images as a table in memory, a KEY of each: 8 bytes instead of the 64 of its sha256.
+    def contents(self, spark: SparkSession) -> DataFrame:
+        """Return sha256 and content of the images, as `contents_of`."""
+        rows = snapshots.read_version(spark, self._table).select("sha256", "content")
+        if self._num_rows > self.count:
+            logger.warning(
+                "%d rows of %s repeat the sha256 of another row; the image of each sha256 is predicted once",
+                self._num_rows - self.count,
+                self._table.path,
+            )
+            return contents_of(rows, self._keys("="), self._keys(">"))
+        # An image with the same key as a pending one is predicted again, and not inserted twice.
+        return contents_of(rows, self._keys("=")) if self._num_rows < self._num_images else rows
 
-        Args:
-            repeated: Whether to return the images with several rows; otherwise those with one.
-        """
-        having = ">" if repeated else "="
-        query = f"SELECT {KEY} AS key FROM pending GROUP BY sha256 HAVING count(*) {having} 1"  # noqa: S608  # constants
+    def _keys(self, compared: str) -> pa.Table:
+        """Return the images with one row (=) or several (>) in memory, a KEY of each: 8 bytes, not the 64 of sha256."""
+        query = f"SELECT {KEY} AS key FROM pending GROUP BY sha256 HAVING count(*) {compared} 1"  # noqa: S608  # constants
         return self._relations.table(query, KEYS_ARROW)
 
 
@@ -106,8 +118,9 @@ def check_images(columns: Iterable[str], path: str) -> None:
     missing = sorted({"sha256", "content"} - set(columns))
     if missing:
         raise WrongInput(
-            f"predict.table is '{path}', which has no column {', '.join(missing)}: "
-            "give a table with sha256 (string) and content (binary, an encoded image)"
+            f"predict.table is '{path}', which has no column {', '.join(missing)}",
+            setting="predict.table",
+            way_out="give a table with sha256 (string) and content (binary, an encoded image)",
         )
 
 
@@ -119,8 +132,9 @@ def check_keys(path: str, num_images: int, nulls: int) -> None:
     """
     if nulls:
         raise WrongInput(
-            f"predict.table is '{path}', where sha256 is null in {nulls} of {num_images} rows: "
-            "it is the key of a prediction, so set it in every row"
+            f"predict.table is '{path}', where sha256 is null in {nulls} of {num_images} rows",
+            setting="predict.table",
+            way_out="it is the key of a prediction, so set it in every row",
         )
 
 
@@ -128,36 +142,33 @@ def check_keys(path: str, num_images: int, nulls: int) -> None:
 def pending_images(
     spark: SparkSession | None,
     table: TableRef,
-    predictions: str,
-    model: ModelRef,
+    predicted: pa.Table | ParquetRows,
     storage: Storage,
     *,
     retry_errors: bool = False,
 ) -> Iterator[PendingImages]:
-    """Yield the images without a prediction by this model version; both tables stay on the disk.
+    """Yield the images of a table without a prediction; table and predictions stay on the disk.
 
     Args:
         spark: The session, or None.
         table: The table of images.
-        predictions: Path or URL of the table of predictions, which may not exist.
-        model: The model version.
+        predicted: The predictions by a model version (PREDICTED_ARROW).
         storage: Storage with the home, to which queries spill.
         retry_errors: Whether images with an error are pending.
 
     Raises:
-        WrongInput: An image has no sha256, the key of its prediction; or as `check_images` and `check_predictions`.
+        NeedsSpark: `spark` is None, and only Spark can read the table.
+        WrongInput: An image has no sha256, the key of its prediction; or as `check_images`.
     """
-    scratch = scratch_root(storage)
     types = {field.name: field.dataType for field in snapshots.schema_of(spark, table)}
     check_images(types, table.path)
     has_labels = types.get("label") == StringType()
-    predicted = predicted_by(spark, model, predictions, PREDICTED_ARROW, storage)
     with Relations(storage) as relations:
         columns = LABELLED_ARROW if has_labels else SHA256_ARROW
-        relations.add("images", snapshots.version_rows(spark, table, columns, scratch))
+        relations.add("images", snapshots.version_rows(spark, table, columns, scratch_root(storage)))
         relations.add("predictions", predicted)
         ((num_images, nulls),) = relations.rows("SELECT count(*), count(*) - count(sha256) FROM images")
         check_keys(table.path, num_images, nulls)
         relations.run(PENDING, {"retry_errors": retry_errors})
         ((num_rows, count),) = relations.rows("SELECT count(*), count(DISTINCT hash(sha256)) FROM pending")
-        yield PendingImages(count, num_rows, num_images, has_labels, relations)
+        yield PendingImages(count, num_rows, num_images, table, has_labels, relations)

@@ -1,21 +1,37 @@
-"""The table of predictions: its path and its columns, checked before work starts, and its rows by one model version."""
+"""The table of predictions: its path and columns, its rows by one model version, and the merge of new rows."""
+
+import logging
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef
-from tasks.schema import ADDED_TO_PREDICTIONS, PREDICTIONS, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
+from tasks.schema import (
+    ADDED_TO_PREDICTIONS,
+    CHANGE_FEED,
+    PREDICTIONS,
+    PREDICTIONS_KEY,
+    PREDICTIONS_PARTITION,
+    PREDICTIONS_PROPERTIES,
+)
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import check_writable
 from tasks.tables import delta, snapshots
+from tasks.tables.committing import commit
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.writer import write_access
+
+logger = logging.getLogger("lakevision.predict")
+
+MIN_ERRORS = 10
+"""Number of errors from which on `predict.max_error_fraction` counts: a single new image may be broken."""
 
 _ARROW = to_arrow_schema(PREDICTIONS)
 DIGEST = _ARROW.field("content_sha256")
@@ -61,7 +77,9 @@ def check_predictions(columns: StructType, path: str) -> None:
         lacks = f" lacks {', '.join(lacking)}" if lacking else ""
         raise WrongInput(
             f"predict.predictions is '{path}', a table that{has}{' and' if has and lacks else ''}{lacks}, so "
-            "predictions cannot be merged into it: give another path"
+            "predictions cannot be merged into it",
+            setting="predict.predictions",
+            way_out="give another path",
         )
 
 
@@ -106,3 +124,68 @@ def create_predictions(spark: SparkSession | None, path: str) -> str:
             return snapshots.latest(spark, path).table_id
         check_predictions(newest.schema, path)
         return newest.table.table_id
+
+
+def write(rows: DataFrame, predictions: str, model: ModelRef, predict: PredictConfig) -> int:
+    """Merge predictions by one model version into their table; return the number of errors among them.
+
+    Without rows, an existing table is not written to.
+
+    Args:
+        rows: Rows of PREDICTIONS with different keys, each of which is computed once.
+        predictions: Path or URL of the table, which is created if it is missing.
+        model: The model version of all rows.
+        predict: Settings of inference.
+
+    Raises:
+        WrongInput: A larger fraction than `predict.max_error_fraction` has an error; nothing is committed.
+    """
+    # A merge reads its source twice: persisted, so that images are predicted once.
+    new = rows.persist()
+    try:
+        ((num, errors, example),) = new.agg(F.count("*"), F.count("error"), F.min("error")).collect()
+        check_errors(errors, num, example, predict)
+        newest = snapshots.newest_snapshot(rows.sparkSession, predictions)
+        if newest is None:
+            delta.create_table(predictions, new, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
+        elif num:
+            _merge(new, newest, model, replaces=predict.retry_errors)
+    finally:
+        new.unpersist()
+    return int(errors)
+
+
+def check_errors(errors: int, num: int, example: str | None, predict: PredictConfig) -> None:
+    """Check the number of images with an error, before anything is written.
+
+    Args:
+        errors: Number of images with an error.
+        num: Number of images.
+        example: One of the errors.
+        predict: Settings of inference.
+
+    Raises:
+        WrongInput: There are more than `predict.max_error_fraction` allows.
+    """
+    # Images whose errors are predicted again had them before.
+    is_checked = errors >= MIN_ERRORS and not predict.retry_errors
+    if is_checked and errors > predict.max_error_fraction * num:
+        raise WrongInput(
+            f"{errors} of {num} images have an error instead of a label, more than predict.max_error_fraction "
+            f"{predict.max_error_fraction}, such as '{example}'",
+            setting="predict.max_error_fraction",
+            way_out="nothing was written; give other images, or raise that fraction",
+        )
+
+
+def _merge(new: DataFrame, newest: snapshots.Snapshot, model: ModelRef, *, replaces: bool) -> None:
+    spark, path = new.sparkSession, newest.table.path
+    if newest.properties.get(CHANGE_FEED) != PREDICTIONS_PROPERTIES[CHANGE_FEED]:
+        logger.info("%s: recording changes from now on, in Delta's change data feed", path)
+        delta.set_properties(spark, path, PREDICTIONS_PROPERTIES)
+    if added := [name for name in ADDED_TO_PREDICTIONS if name not in newest.schema.names]:
+        logger.info("%s: adding the columns %s", path, ", ".join(added))
+        delta.add_columns(spark, path, [PREDICTIONS[name] for name in added])
+    own: dict[str, str | int] = {"model_name": model.name, "model_version": model.version}
+    merge = delta.merge(spark, path, new, PREDICTIONS_KEY, own).whenNotMatchedInsertAll()
+    commit(path, (merge.whenMatchedUpdateAll("t.error IS NOT NULL") if replaces else merge).execute)

@@ -1,9 +1,10 @@
-"""Predictions by Spark's workers, and the model package that is sent to them."""
+"""Predictions by Spark's workers, and the model that is sent to them: its package and its classes."""
 
+import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +19,10 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tasks import tracking
 from tasks.config.prediction import PredictConfig
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, join_names
 from tasks.model_package.description import FILE_LIMITS, InvalidPackage, check_unsure, read_classes
-from tasks.refs import ModelRef
+from tasks.predict.champion import NUM_NAMED
+from tasks.refs import ModelRef, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS
 from tasks.spark.cluster import is_in_driver, num_task_slots, threads_per_task
 from tasks.spark.session import preload
@@ -30,6 +32,9 @@ from tasks.spark.progress import EndedParts, count_ended_tasks
 from tasks.spark.worker_log import WorkerCount
 from tasks.storage import Storage
 from tasks.tables import delta
+from tasks.text.forms import as_known
+
+logger = logging.getLogger("lakevision.predict")
 
 SENT_IMAGES = 500
 """Images per core up to which they are sent to all cores evenly; more are predicted where they are read."""
@@ -161,6 +166,24 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
         else:
             _add_archive(spark, folder)
     return SentModel(name, model, classes)
+
+
+def unlearned_labels(labels: Iterable[str], classes: Collection[str]) -> set[str]:
+    """Return the labels that are not classes of a model; a label in another form of Unicode is the same."""
+    form_of = as_known(set(classes))
+    return {label for label in labels if form_of(label) not in classes}
+
+
+def warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef) -> None:
+    """Warn of labels of the table that the model cannot predict."""
+    if labels:
+        logger.warning(
+            "%s version %d was trained without %s of '%s', so that it gives their images other labels: train again",
+            model.name,
+            model.version,
+            join_names(list(labels[:NUM_NAMED]), len(labels)),
+            table.path,
+        )
 
 
 def _add_archive(spark: SparkSession, folder: Path) -> None:

@@ -17,11 +17,10 @@ from tasks.etl.source import find_source
 from tasks.predict.champion import check_promoted, model_of_images, named_model
 from tasks.predict.inputs import inputs_table, record_inputs
 from tasks.predict.least_confident import least_confident_files
-from tasks.predict.predictions import check_paths, predictions_setting
+from tasks.predict.predictions import check_errors, check_paths, predictions_setting, write
 from tasks.predict.scoring import SentModel, prediction_rows, send_package, start_workers, with_predictions
 from tasks.predict.source import SETTING, ListedSource, list_source, read_files
 from tasks.predict.source_pending import GoneFiles, pending_files
-from tasks.predict.write import check_errors, write
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport
 from tasks.schema import FILE_ARROW, INPUTS

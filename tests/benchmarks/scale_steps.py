@@ -25,7 +25,8 @@ from tasks.etl.ingest import ingest_images
 from tasks.etl.source import prepare_source
 from tasks.etl.validate import measure_tables
 from tasks.maintenance.maintain import maintain_tables
-from tasks.predict.pending import pending_images
+from tasks.predict.pending import PREDICTED_ARROW, pending_images
+from tasks.predict.predictions import predicted_by
 from tasks.refs import EtlReport, ModelRef
 from tasks.spark.session import keep_spark, spark_session
 from tasks.tables import snapshots
@@ -103,7 +104,8 @@ def anti_join(folder: Path) -> int:
     storage = storage_below(folder)
     images = snapshots.latest(None, storage.table("images"))
     model = ModelRef(name=MODEL, version=NEW_VERSION, run_id="")
-    with pending_images(None, images, storage.table("predictions"), model, storage) as pending:
+    predicted = predicted_by(None, model, storage.table("predictions"), PREDICTED_ARROW, storage)
+    with pending_images(None, images, predicted, storage) as pending:
         return pending.count
 
 

@@ -25,7 +25,7 @@ from tasks.config.maintenance import MaintainConfig
 from tasks.config.prediction import PredictConfig
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import maintain_table
-from tasks.predict.write import write
+from tasks.predict.predictions import write
 from tasks.refs import ModelRef
 from tasks.schema import PREDICTIONS, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
 from tasks.spark.session import keep_spark, spark_session

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tasks.cache.manifest import open_cache, write_manifest
-from tasks.predict.batch import unlearned_labels
 from tasks.predict.evaluation import accuracy_on_cache
+from tasks.predict.scoring import unlearned_labels
 from tasks.refs import CacheRef
 from tasks.text.forms import as_known
 
