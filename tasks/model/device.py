@@ -31,12 +31,18 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
         WrongInput: CUDA is requested, and is not available or cannot be used by the ranks.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise WrongInput("train.device is 'cuda' and torch sees no GPU: set it to auto or cpu, or install a driver")
+        raise WrongInput(
+            "train.device is 'cuda' and torch sees no GPU",
+            setting="train.device",
+            way_out="set it to auto or cpu, or install a driver",
+        )
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if gpu_obstacle is not None:
         if wanted == "cuda":
-            raise WrongInput(f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu")
+            raise WrongInput(
+                f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu", setting="train.device"
+            )
         logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -51,8 +57,9 @@ def check_compiler() -> None:
     compiler = cxx_compiler()
     if shutil.which(compiler) is None:
         raise WrongInput(
-            f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' was not found: install g++, "
-            "set $CXX to another compiler, or set train.compile to false"
+            f"train.compile is true, which needs a C++ compiler on a CPU, and '{compiler}' was not found",
+            setting="train.compile",
+            way_out="install g++, set $CXX to another compiler, or set train.compile to false",
         )
 
 

@@ -41,8 +41,9 @@ class Classifier(ImageNetwork):
         if layer != "all" and layer not in names:
             shown = [name for name in names if name.count(".") <= layer.count(".")]
             raise WrongInput(
-                f"train.fine_tune.unfreeze_from is '{layer}', which is not a layer of the model: give all, or one of "
-                f"{', '.join(shown)}"
+                f"train.fine_tune.unfreeze_from is '{layer}', which is not a layer of the model",
+                setting="train.fine_tune.unfreeze_from",
+                way_out=f"give all, or one of {', '.join(shown)}",
             )
         if layer == "all":
             self.freeze_all_but([self.network])
@@ -79,18 +80,25 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     path = expand_user(Path(weights))
     if not path.is_file():
         raise WrongInput(
-            f"train.weights is '{weights}', which is not a file: give none, DEFAULT, or the path of a state dict"
+            f"train.weights is '{weights}', which is not a file",
+            setting="train.weights",
+            way_out="give none, DEFAULT, or the path of a state dict",
         )
     try:
         # weights_only: a state dict is data, and an untrusted file must not run code.
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # Invalid files raise zip, pickle, key and type errors.
         raise WrongInput(
-            f"train.weights is '{weights}', which is not a state dict ({type(error).__name__}): "
-            "save one with torch.save(model.state_dict(), path)"
+            f"train.weights is '{weights}', which is not a state dict ({type(error).__name__})",
+            setting="train.weights",
+            way_out="save one with torch.save(model.state_dict(), path)",
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise WrongInput(f"train.weights is '{weights}', which is not a state dict of tensors: save model.state_dict()")
+        raise WrongInput(
+            f"train.weights is '{weights}', which is not a state dict of tensors",
+            setting="train.weights",
+            way_out="save model.state_dict()",
+        )
     return state
 
 
@@ -104,14 +112,16 @@ def _load_default(name: str) -> dict[str, Any]:
     except Exception as error:  # The digest differs, the network is down, or the file is invalid.
         if existed:
             raise WrongInput(
-                f"train.weights is DEFAULT, and the file '{file}' is not a state dict ({type(error).__name__}): "
-                "remove it to download it again"
+                f"train.weights is DEFAULT, and the file '{file}' is not a state dict ({type(error).__name__})",
+                setting="train.weights",
+                way_out="remove it to download it again",
             ) from None
         if not isinstance(error, OSError | RuntimeError):
             raise
         raise WrongInput(
-            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error}): "
-            "set train.weights to the path of a state dict, or to none with train.freeze_backbone false"
+            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error})",
+            setting="train.weights",
+            way_out="set train.weights to the path of a state dict, or to none with train.freeze_backbone false",
         ) from None
 
 
@@ -143,8 +153,10 @@ def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: s
     ]
     if problems:
         raise WrongInput(
-            f"train.weights is '{weights}', which does not fit train.model '{name}': of its tensors "
-            f"{', '.join(problems)}; give the weights of this architecture, or the architecture of these weights"
+            f"train.weights is '{weights}', which does not fit train.model '{name}'",
+            setting="train.weights",
+            way_out=f"of its tensors {', '.join(problems)}; give the weights of this architecture, or the architecture "
+            "of these weights",
         )
     network.load_state_dict(state)
 

@@ -61,10 +61,16 @@ def choose_precision(wanted: str, device: torch.device, image_size: int = MIN_BF
     if wanted == "tf32" and not (has_bf16 and device.type == "cuda"):
         raise WrongInput(
             f"train.precision is 'tf32', which needs a GPU of compute capability 8.0 or later, and the device is "
-            f"{device}: set it to auto or fp32"
+            f"{device}",
+            setting="train.precision",
+            way_out="set it to auto or fp32",
         )
     if wanted == "bf16" and not has_bf16:
-        raise WrongInput(f"train.precision is 'bf16' and {device} has no instructions for it: set it to auto or fp32")
+        raise WrongInput(
+            f"train.precision is 'bf16' and {device} has no instructions for it",
+            setting="train.precision",
+            way_out="set it to auto or fp32",
+        )
     if device.type == "cuda":
         # TF32 has 10 bits of mantissa, more than the 7 of bfloat16, and the exponent of float32.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = has_bf16 and wanted != "fp32"

@@ -47,8 +47,10 @@ def check_model_name(name: str) -> None:
 
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise WrongInput(
-            f"train.model is '{name}', which is not a torchvision classifier: choose one of "
-            "torchvision.models.list_models(module=torchvision.models), e.g. mobilenet_v2 or resnet18"
+            f"train.model is '{name}', which is not a torchvision classifier",
+            setting="train.model",
+            way_out="choose one of torchvision.models.list_models(module=torchvision.models), e.g. mobilenet_v2 or "
+            "resnet18",
         )
 
 

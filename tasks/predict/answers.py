@@ -121,7 +121,11 @@ def source_answers(
         NeedsSpark: `spark` is None, and only Spark can read the tables.
     """
     if not predict.source:
-        raise WrongInput("predict.source is empty: give the folder or URL, or read champion_answers for a table")
+        raise WrongInput(
+            "predict.source is empty",
+            setting="predict.source",
+            way_out="give the folder or URL, or read champion_answers for a table",
+        )
     source = str(find_source(predict.source, storage, SETTING))
     model = named_model(predict, promote, storage) or model_of_images(predict, storage, spark)
     predictions = predict.predictions or storage.table("predictions")

@@ -33,8 +33,9 @@ def check_inputs(columns: StructType, path: str) -> None:
     wanted, found = ({(field.name, field.dataType.simpleString()) for field in of} for of in (expected, columns))
     if differing := sorted(f"{name} ({kind})" for name, kind in wanted ^ found):
         raise WrongInput(
-            f"'{path}' is a table that differs from the table of input files in {', '.join(differing)}: move it away, "
-            "or give another predict.predictions, beside which the table is written"
+            f"'{path}' is a table that differs from the table of input files in {', '.join(differing)}",
+            setting="predict.predictions",
+            way_out="move it away, or give another predict.predictions, beside which the table is written",
         )
 
 

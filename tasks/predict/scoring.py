@@ -141,7 +141,7 @@ def check_settings(predict: PredictConfig, classes: Collection[str]) -> None:
     try:
         check_unsure(predict.min_probability, classes)
     except ValueError as error:
-        raise WrongInput(f"predict.{error}") from None
+        raise WrongInput(f"predict.{error}", setting="predict.min_probability") from None
 
 
 def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:

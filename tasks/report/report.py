@@ -1,15 +1,15 @@
 """The report of a training run, logged to MLflow: tables, figures, event file and model card."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tasks.cache.rows import read_images
+from tasks.metrics.epoch import EpochMetrics
 from tasks.metrics.evaluate import Evaluation
 from tasks.metrics.mistakes import mistake_table
-from tasks.report.event_file import write_event_file
-from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes
-from tasks.report.file_names import (
+from tasks.report import (
     CALIBRATION_FILE,
     CLASSES_FILE,
     CONFUSION_FILE,
@@ -17,6 +17,7 @@ from tasks.report.file_names import (
     MISTAKES_FILE,
     MODEL_CARD_FILE,
 )
+from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes
 from tasks.report.image_names import image_files
 from tasks.report.model_card import TrainingFacts, model_card
 from tasks.schema import TEST
@@ -40,6 +41,34 @@ def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, lis
         "recall": (hits / true.clamp(min=1)).tolist(),
         "f1": evaluation.class_f1.tolist(),
     }
+
+
+def scalar_tag(name: str) -> str:
+    """Return the tag of a metric: `loss/val` for `val_loss`, which TensorBoard then shows beside `loss/train`."""
+    split, _, rest = name.partition("_")
+    return f"{rest}/{split}" if split in {"train", "val"} else name
+
+
+def write_event_file(folder: Path, history: Sequence[EpochMetrics], name: str) -> Path:
+    """Write one event file with all epochs, with the number of the epoch as the step, and return it.
+
+    It is written at the end and not during training, so that a resumed run has each epoch in it only once.
+
+    Args:
+        folder: Folder of the file.
+        history: Metrics of the epochs, in order.
+        name: Suffix of the file's name, so that a repeated call for the same run replaces the file.
+    """
+    # Here and not at the top: only rank 0 needs TensorBoard, and only once.
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder)) as writer:
+        for metrics in history:
+            for field, value in asdict(metrics).items():
+                if field != "epoch" and isinstance(value, int | float):
+                    writer.add_scalar(scalar_tag(field), value, metrics.epoch)
+    (written,) = folder.glob("events.out.tfevents.*")
+    return written.rename(folder / f"events.out.tfevents.{name}")
 
 
 def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int], storage: Storage) -> None:

@@ -10,7 +10,7 @@ from tasks.environment import mlflow_page
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.registry.decision import promotion_section
-from tasks.report.file_names import MODEL_CARD_FILE
+from tasks.report import MODEL_CARD_FILE
 from tasks.storage import Storage
 from tasks.summary.summary import (
     PipelineSummary,

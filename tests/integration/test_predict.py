@@ -211,8 +211,9 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     assert (again.predicted, again.errors) == (1, 1)
     broken = pa.table({"sha256": [str(number) for number in range(10)], "content": [b"bad"] * 10})
     deltalake.write_deltalake(storage.table("broken"), broken)
-    with pytest.raises(WrongInput, match=r"10 of 10 images have an error .* 'not_an_image.*: nothing was written"):
+    with pytest.raises(WrongInput, match="^10 of 10 images .* 'not_an_image") as refused:
         predict(storage, "photos", table=storage.table("broken"))
+    assert refused.value.setting == "predict.max_error_fraction"
     assert keys_of(storage.table("predictions")) == [
         ("bad", 1),
         ("bad", 2),
@@ -269,8 +270,9 @@ def test_class_named_unsure_allows_no_minimum_probability(spark, source, storage
     commit_images(storage.table("images"), [("a", b"no image", "red")])
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5, classes=("blue", "green", "unsure"))
     promote([run], storage, "photos")
-    with pytest.raises(WrongInput, match=r"^predict.min_probability is 0.5, but 'unsure' is a class of the model"):
+    with pytest.raises(WrongInput, match="is 0.5, but 'unsure'") as refused:
         predict(storage, "photos", table=storage.table("images"), min_probability=0.5)
+    assert refused.value.setting == "predict.min_probability"
     assert newest_snapshot(None, storage.table("predictions")) is None
 
 
@@ -311,17 +313,18 @@ def test_alias_that_moves_during_a_run_counts_from_the_next(spark, prepared, sto
 
 def test_missing_model_table_or_column_is_named(spark, source, storage, tmp_path):
     """A missing champion, table, column and model name each have an error of one sentence."""
-    with pytest.raises(WrongInput, match="'photos' has no version with the alias 'champion'"):
+    with pytest.raises(WrongInput, match="'photos' .* alias 'champion'"):
         predict(storage, "photos")
     with pytest.raises(WrongInput, match="is not a Delta table"):
         predict(storage)
     promote([log_run(storage, tmp_path, seed=1, accuracy=0.5)], storage, "photos")
     deltalake.write_deltalake(storage.table("images"), pa.table({"sha256": ["a"]}))
-    own_model = r"promote.model_name is empty, and '.*/images' was not made by the flow etl.*'champion' of photos\)"
-    with pytest.raises(WrongInput, match=own_model):
+    with pytest.raises(WrongInput, match=r"/images' .*'champion' of photos\)$") as refused:
         predict(storage)
-    with pytest.raises(WrongInput, match="has no column content"):
+    assert refused.value.setting == "promote.model_name"
+    with pytest.raises(WrongInput, match="has no column content") as refused:
         predict(storage, "photos", table=storage.table("images"))
+    assert refused.value.setting == "predict.table"
 
 
 def test_data_sets_of_one_stack_have_separate_tables_and_models(spark, make_images, storage, tmp_path, messages_of):
@@ -358,7 +361,7 @@ def test_data_sets_of_one_stack_have_separate_tables_and_models(spark, make_imag
     assert predict_batch(*settings, table, champions["dogs"]).model == champions["dogs"]
     # The same table now holds another source, which has no champion.
     ingest_images(EtlConfig(source=f"{tmp_path}/dogs", replace_source=True), first, SparkConfig())
-    with pytest.raises(WrongInput, match="'lakevision-dogs-.*' has no version with the alias 'champion'"):
+    with pytest.raises(WrongInput, match="'lakevision-dogs-.*' .* alias 'champion'"):
         predict(first)
-    with pytest.raises(WrongInput, match=r"version 1 was trained on another table, of images of '.*/cats'"):
+    with pytest.raises(WrongInput, match="version 1 was trained on .* '.*/cats'"):
         predict(first, champions["cats"].name)

@@ -100,8 +100,9 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     assert Counter(row["sha256"] for row in predictions_of(storage)).most_common(1)[0][1] == 1
     assert all(row["content_sha256"] == row["sha256"] for row in predictions_of(storage))
 
-    with pytest.raises(WrongInput, match="predict.source is empty"):
+    with pytest.raises(WrongInput) as refused:
         answers_of("", storage)
+    assert refused.value.setting == "predict.source"
 
     # Unreadable files are tried again by each run, and nothing is committed.
     assert (predict_files(folder, storage).predicted, versions(storage)) == (0, (0, 0))
@@ -195,9 +196,7 @@ def test_killed_run_is_repaired_and_a_new_model_reads_all_files_again(spark, sou
     (source / "scarlet").rename(tmp_path / "not mounted")
     write_images(source, per_class=1, first=100)
     before = versions(storage)
-    with pytest.raises(
-        WrongInput, match=r"^the table 'inputs' would lose 20 of 60 images of '.*', more than predict.max_"
-    ):
+    with pytest.raises(WrongInput, match="^the table 'inputs' would lose 20 of 60 images"):
         predict_files(source, storage)
     assert (versions(storage), len(answers_of(source, storage))) == (before, 60)
     assert predict_files(source, storage, max_deleted_fraction=1).predicted == 3
@@ -208,10 +207,9 @@ def test_model_of_the_table_predicts_files_and_too_many_errors_write_nothing(spa
     """Without a name it is the model of `images`; the fraction counts files that cannot be read, too."""
     other = tmp_path / "other"
     shutil.copytree(source / "red", other)
-    with pytest.raises(
-        WrongInput, match=r"promote.model_name is empty, but the table '.*/images', whose model would .* not exist"
-    ):
+    with pytest.raises(WrongInput, match="the table '.*/images'") as refused:
         predict_files(other, storage, None)
+    assert refused.value.setting == "promote.model_name"
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
     run = log_run(storage, tmp_path, seed=1, accuracy=0.5)
     champion = promote_best([run], PromoteConfig(), storage).champion
@@ -220,8 +218,9 @@ def test_model_of_the_table_predicts_files_and_too_many_errors_write_nothing(spa
     for number in range(2):
         with (other / f"huge-{number}.png").open("wb") as file:
             file.truncate(MAX_FILE_BYTES + 1)
-    with pytest.raises(WrongInput, match=r"10 of 30 images have an error instead of a label, more than predict.max"):
+    with pytest.raises(WrongInput, match="^10 of 30 images have an error") as refused:
         predict_files(other, storage, None, max_error_fraction=0.3)
+    assert refused.value.setting == "predict.max_error_fraction"
     assert not Path(storage.table("predictions")).exists()
     assert not Path(storage.table("inputs")).exists()
     report = predict_files(other, storage, None)
@@ -237,13 +236,13 @@ def test_source_without_images_is_refused_before_spark_starts(storage, tmp_path,
     promote(storage, tmp_path)
     monkeypatch.setattr(source_batch, "try_without_spark", None)
     dag = PipelineConfig(predict=PredictConfig(source=str(tmp_path / "empty")))
-    with pytest.raises(WrongInput, match="predict.source is '.*/empty', which holds no"):
+    with pytest.raises(WrongInput, match="^predict.source is '.*/empty'"):
         check_pipeline(dag, storage)
     for source, sentence in (
-        (tmp_path / "nowhere", "predict.source is '.*/nowhere', which does not exist: give a folder of images"),
-        (tmp_path / "file.png", "predict.source is '.*/file.png', which is not a folder: give a folder of images"),
-        (tmp_path / "empty", "predict.source is '.*/empty', which holds no .jpeg, .jpg, .png file: check the path"),
-        ("s3a:photos", "predict.source is 's3a:photos', which is neither a path nor a URL"),
+        (tmp_path / "nowhere", "predict.source is '.*/nowhere', .* does not exist"),
+        (tmp_path / "file.png", "predict.source is '.*/file.png', .* not a folder"),
+        (tmp_path / "empty", "predict.source is '.*/empty', .* no .jpeg, .jpg, .png"),
+        ("s3a:photos", "predict.source is 's3a:photos', .* neither a path"),
     ):
         with pytest.raises(WrongInput, match=sentence):
             predict_files(source, storage)
@@ -261,10 +260,10 @@ def test_pinned_version_of_a_table_is_predicted(spark, source, storage, tmp_path
     assert report.predicted == 2
     assert predict(storage, "photos", table=own, table_version=1).predictions == report.predictions
     assert predict(storage, "photos", table=own).predicted == 1
-    with pytest.raises(WrongInput, match=r"^predict.table_version is 9, but '.*/own' has the versions 0 to 2: choose"):
+    with pytest.raises(WrongInput, match="table_version is 9, but '.*/own' .* 0 to 2"):
         predict(storage, "photos", table=own, table_version=9)
     deltalake.write_deltalake(own, pa.Table.from_pylist(rows[:1]), mode="overwrite")
     for file in {*Path(own).glob("*.parquet")} - {*data_files(own)}:
         file.unlink()
-    with pytest.raises(WrongInput, match=r"predict.table_version is 1, but files of this version .* were removed"):
+    with pytest.raises(WrongInput, match="^predict.table_version is 1, .* removed"):
         predict(storage, "photos", table=own, table_version=1)
