@@ -15,12 +15,11 @@ from tasks.etl.gates import is_beyond, too_many_deleted
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source
 from tasks.predict.champion import check_promoted, model_of_images, named_model
-from tasks.predict.inputs import inputs_table, record_inputs
+from tasks.predict.inputs import GoneFiles, inputs_table, pending_files, record_inputs
 from tasks.predict.least_confident import least_confident_files
 from tasks.predict.predictions import check_errors, check_paths, predictions_setting, write
 from tasks.predict.scoring import SentModel, prediction_rows, send_package, start_workers, with_predictions
 from tasks.predict.source import SETTING, ListedSource, list_source, read_files
-from tasks.predict.source_pending import GoneFiles, pending_files
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport
 from tasks.schema import FILE_ARROW, INPUTS

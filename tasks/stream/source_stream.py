@@ -18,12 +18,12 @@ from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source
 from tasks.object_store import list_names
 from tasks.predict.champion import model_of_images, named_model
-from tasks.predict.inputs import inputs_table
+from tasks.predict.inputs import inputs_table, pending_files
 from tasks.predict.predictions import check_paths, create_predictions, predictions_setting
 from tasks.predict.scoring import start_workers
 from tasks.predict.source import SETTING, ListedSource, list_source
 from tasks.predict.source_batch import log_model, predict_files
-from tasks.predict.source_pending import pending_files
+from tasks.predict.source_batch import log_model
 from tasks.refs import ModelRef, StreamReport
 from tasks.schema import FILE_ARROW, TO_PREDICT_ARROW
 from tasks.spark.cluster import check_visible

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from tasks.predict.inputs import pending_files
 from tasks.predict.source import ListedSource
-from tasks.predict.source_pending import pending_files
 from tasks.refs import ModelRef
 from tasks.schema import ADDED_TO_FILES, FILE_ARROW, INPUTS_ARROW, PREDICTIONS
 from tasks.storage import Storage
