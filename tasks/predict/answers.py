@@ -12,10 +12,10 @@ from tasks.errors import WrongInput
 from tasks.etl.source import find_source
 from tasks.predict.champion import model_of_images, model_of_table, named_model
 from tasks.predict.inputs import check_inputs, inputs_table
-from tasks.predict.least_confident import NAMED_ARROW
+from tasks.predict.least_confident import LEDGER_ARROW, NAMED_ARROW
 from tasks.predict.predictions import predicted_by
 from tasks.predict.source import SETTING
-from tasks.schema import DUPLICATE, FILES_ARROW, IMAGE_KEYS_ARROW, PREDICTIONS, STORED
+from tasks.schema import DUPLICATE, IMAGE_KEYS_ARROW, PREDICTIONS, STORED
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -29,7 +29,6 @@ PREDICTED_ARROW = pa.schema(
         for name in ("sha256", "model_version", "label", "probability", "error", "predicted_at")
     ]
 )
-LEDGER_ARROW = pa.schema([FILES_ARROW.field(name) for name in ("path", "sha256", "outcome")])
 
 ANSWERS_ARROW = pa.schema(
     [
