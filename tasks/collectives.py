@@ -1,9 +1,16 @@
-"""Collective operations of the ranks; a single process is the case of one rank."""
+"""Collective operations of the ranks, and what they send each other; a single process is the case of one rank.
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+Values are sent as JSON and tensors in safetensors' format. Both are data of a declared form: no rank unpickles what
+another one sends.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar, cast
 
 import torch
+from pydantic import TypeAdapter
+from safetensors.torch import load, save
 from torch import nn
 
 
@@ -92,3 +99,94 @@ class SingleProcess:
 
     def shut_down(self) -> None:
         """Do nothing."""
+
+
+T = TypeVar("T")
+
+FLAG = TypeAdapter(bool)
+"""Type of a decision."""
+
+
+def broadcast_value(reducer: Reducer, kind: TypeAdapter[T], value: T | None, root: int = 0) -> T:
+    """Return the value of rank `root` on every rank; a collective operation.
+
+    Args:
+        reducer: The ranks.
+        kind: Type of the value, which the receivers check.
+        value: The value; other ranks than `root` may give None.
+        root: The rank that sends.
+    """
+    if reducer.num_ranks == 1:
+        return cast(T, value)
+    content = kind.dump_json(cast(T, value)) if reducer.rank == root else b""
+    return kind.validate_json(_broadcast_bytes(reducer, content, root))
+
+
+def broadcast_tensors(reducer: Reducer, tensors: Mapping[str, torch.Tensor], root: int = 0) -> dict[str, torch.Tensor]:
+    """Return the tensors of rank `root` on every rank, on the CPU; a collective operation.
+
+    Args:
+        reducer: The ranks.
+        tensors: Tensors by name; those of other ranks than `root` are not used.
+        root: The rank that sends.
+    """
+    content = b""
+    if reducer.rank == root:
+        content = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    return load(_broadcast_bytes(reducer, content, root))
+
+
+def wait_for_all(reducer: Reducer) -> None:
+    """Wait until every rank has called this; a collective operation."""
+    reducer.sum(torch.zeros(1))
+
+
+def _broadcast_bytes(reducer: Reducer, content: bytes, root: int) -> bytes:
+    length = int(reducer.broadcast(torch.tensor([len(content)]), root))
+    if reducer.rank == root:
+        values = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte()
+    else:
+        values = torch.empty(length, dtype=torch.uint8)
+    return reducer.broadcast(values, root).numpy().tobytes() if length else b""
+
+
+HEARTBEAT_SECONDS = 5.0
+"""Seconds between two heartbeats of rank 0, without which Horovod warns that it is missing."""
+
+
+def run_on_rank_zero(reducer: Reducer, kind: TypeAdapter[T], work: Callable[[], T]) -> T:
+    """Run `work` on rank 0 and return its result on every rank; all ranks call this.
+
+    An exception in `work` ends rank 0, and the launcher then ends the other ranks.
+
+    Args:
+        reducer: The ranks.
+        kind: Type of the result.
+        work: The work; it has no collective operation.
+    """
+    if reducer.rank != 0:
+        return wait_for_rank_zero(reducer, kind)
+    if reducer.num_ranks == 1:
+        return work()
+    finished = threading.Event()
+
+    def send_heartbeats() -> None:
+        while not finished.wait(HEARTBEAT_SECONDS):
+            broadcast_value(reducer, FLAG, False)
+
+    heartbeats = threading.Thread(target=send_heartbeats, name="rank-0-heartbeat")
+    heartbeats.start()
+    try:
+        result = work()
+    finally:
+        finished.set()
+        heartbeats.join()
+    broadcast_value(reducer, FLAG, True)
+    return broadcast_value(reducer, kind, result)
+
+
+def wait_for_rank_zero(reducer: Reducer, kind: TypeAdapter[T]) -> T:
+    """Return the result of rank 0's work, on another rank."""
+    while not broadcast_value(reducer, FLAG, None):
+        continue  # A heartbeat.
+    return broadcast_value(reducer, kind, None)

@@ -1,6 +1,10 @@
-"""The loader of a cache: petastorm reads row groups directly into the batches of a predetermined order."""
+"""The loader of a cache: petastorm reads row groups directly into the batches of a predetermined order.
 
-from collections.abc import Iterator
+A small split may be held in memory. Single images and the images per class are read without reading an epoch.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -8,16 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 import torch
 
 from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheManifest
-from tasks.cache.order import Share, count_images, count_turns, epoch_order, share_of
-from tasks.cache.read_lock import CacheReadLock
+from tasks.cache.order import Share, VirtualRanks, count_images, count_turns, epoch_order, share_of
 from tasks.cache.reader import open_reader
-from tasks.cache.virtual_ranks import VirtualRanks
+from tasks.cache.sweep import CacheReadLock
 from tasks.cache.worker import Work
+from tasks.cache.write import PADDING
 from tasks.errors import WrongInput
+from tasks.object_store import file_system
 from tasks.paths import local_path
 from tasks.progress.activity import progressed
 
@@ -190,3 +196,67 @@ class CacheLoader:
                 content, labels, rows = assembly.take(step)
                 yield Batch(content.view(self._dtype).view(-1, *self._shape), labels, rows)
                 del content  # Its memory is reused once the caller has dropped the batch as well.
+
+
+IN_MEMORY_BYTES = 1 << 30
+"""Size up to which a split is held in memory."""
+
+
+class InMemoryLoader(CacheLoader):
+    """A loader that reads its split once, in its first epoch; order, shards and positions are those of CacheLoader."""
+
+    _held: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one epoch, as `CacheLoader.epoch` does."""
+        share = self.share(number, start)
+        if self._held is None:
+            self._held = self._read()
+        inputs, labels = self._held
+        for batch in range(share.num_batches):
+            rows = share.rows[share.images_of(batch)]
+            chosen = torch.from_numpy(rows)
+            yield Batch(inputs[chosen], labels[chosen], rows)
+
+    def _read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the contents and labels of all rows, of every rank."""
+        inputs = torch.empty((self.num_rows, *self._shape), dtype=self._dtype)
+        labels = torch.empty(self.num_rows, dtype=torch.int64)
+        for batch in self.in_order().epoch(0):
+            rows = torch.from_numpy(batch.rows_B)
+            inputs[rows], labels[rows] = batch.inputs, batch.labels_B
+        return inputs, labels
+
+
+def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[int]) -> torch.Tensor:
+    """Return the images of a few rows of a split, uint8 (len(rows), H, W, 3), in the order of `rows`.
+
+    Raises:
+        CacheDamaged: The rows that were read are not those that were written.
+    """
+    size = manifest.image_size
+    images = torch.empty((len(rows), size, size, 3), dtype=torch.uint8)
+    for place, row in enumerate(rows):
+        # With as many ranks as images remain from a position, the first rank reads exactly the image at it.
+        left = manifest.splits[split].rows - row
+        loader = CacheLoader(url, manifest, split, 1, num_ranks=left, workers_count=1, pin_memory=False)
+        for batch in loader.epoch(0, row):
+            images[place] = batch.inputs[0]
+    return images
+
+
+def count_labels(url: str, manifest: CacheManifest, split: str) -> npt.NDArray[np.int64]:
+    """Return the number of images of each class in a split, int64 (K,); padding is not counted."""
+    filesystem, root = file_system(url)
+
+    def read(name: str) -> npt.NDArray[np.int64]:
+        with filesystem.open(f"{root}/{name}", "rb") as handle:
+            labels = pq.read_table(handle, columns=["label"])["label"].to_numpy()
+        found: npt.NDArray[np.int64] = labels[labels != PADDING]
+        return found
+
+    counts = np.zeros(len(manifest.classes), dtype=np.int64)
+    with ThreadPoolExecutor(8) as pool:
+        for labels in pool.map(read, [file.name for file in manifest.splits[split].files]):
+            counts += np.bincount(labels, minlength=len(counts))
+    return counts

@@ -90,7 +90,7 @@ class CacheManifest(BaseModel):
     format: int
     table: TableRef
     content_digest: str
-    """Digest of the originals, labels and splits (`tasks.cache.content`)."""
+    """Digest of the originals, labels and splits (`tasks.cache.materialize`)."""
     stored_digest: str = ""
     """Digest of the stored bytes, labels and splits; empty in a cache of a release that did not record it."""
     settings: CacheConfig

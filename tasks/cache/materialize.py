@@ -1,11 +1,21 @@
-"""The build of a cache from a Delta version: decoded pixels in Parquet files of equal row groups."""
+"""The build of a cache from a Delta version: decoded pixels in Parquet files of equal row groups.
 
+Digests of a version's rows identify its content without reading images. Sorted keys give each image its file, so that
+images are shuffled once.
+"""
+
+import hashlib
+import json
 import logging
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from tasks.cache.content import Content, cache_key, check_content, has_content, read_content, stored_side_of
 from tasks.cache.manifest import (
     FORMAT,
     CacheFile,
@@ -14,26 +24,209 @@ from tasks.cache.manifest import (
     find_cache,
     write_manifest,
 )
-from tasks.cache.plan import plan_files, with_files
-from tasks.cache.read_lock import CacheReadLock
-from tasks.cache.sizes import cache_bytes, check_disk, rows_per_file, rows_per_group
-from tasks.cache.sweep import discard, remove_unnamed, sweep_caches
-from tasks.cache.write import make_writer
+from tasks.cache.sweep import CacheReadLock, discard, remove_unnamed, sweep_caches
+from tasks.cache.write import cache_bytes, check_disk, rows_per_file, rows_per_group
+from tasks.cache.write_images import make_writer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
+from tasks.errors import WrongInput
 from tasks.object_store import file_system
 from tasks.progress.count import counted
 from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark.cluster import check_visible, num_task_slots
+from tasks.schema import CACHE_PART_ARROW, IMAGES_ARROW, SPLITS
+from tasks.spark.cluster import num_task_slots
+from tasks.spark.progress import count_ended_tasks, num_tasks
+from tasks.spark.scratch import scratch_root
 from tasks.spark.session import spark_session
 from tasks.spark.worker_log import count_ended_tasks, num_tasks
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import snapshots
+from tasks.tables.delta import last_change
+from tasks.tables.properties import STORED_SIDE_PROPERTY
+from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.cache")
+
+
+DIGEST_PARTS = 4
+"""Integers of 60 bits in the digest of a group of rows."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """Contents of a Delta version: digests of its rows, the classes, the rows per split.
+
+    Attributes:
+        digest: Digest of all rows' sha256 (of the original files), label and split.
+        stored_digest: Digest of all rows' stored bytes, label and split.
+        classes: Sorted labels.
+        rows: Number of rows by split.
+    """
+
+    digest: str
+    stored_digest: str
+    classes: tuple[str, ...]
+    rows: dict[str, int]
+
+
+def stored_side_of(spark: SparkSession, table: TableRef) -> int | None:
+    """Return the longest side of images that the table stores unchanged, in pixels; None if it does not record one.
+
+    A table has one value for ever: the flow etl refuses another.
+    """
+    snapshot = snapshots.newest_snapshot(spark, table.path)
+    side = "" if snapshot is None else snapshot.properties.get(STORED_SIDE_PROPERTY, "")
+    return int(side) if side.isdecimal() else None
+
+
+def read_content(images: DataFrame, table: TableRef, stored_side: int | None) -> Content:
+    """Return the contents of a version, with digests independent of the order of rows and the layout of files.
+
+    A digest is the exclusive or of the rows' SHA-256 (240 bits of it), per split and label: rows are distinct by
+    key, so that no row can cancel another. No content is read: `_stored_bytes` identifies the bytes by other columns.
+
+    Args:
+        images: Rows of the version.
+        table: The version.
+        stored_side: As `stored_side_of`.
+    """
+    digests = {
+        "original": F.concat_ws("|", "sha256", "label", "split"),
+        "stored": F.concat_ws("|", _stored_bytes(images.columns, table, stored_side), "label", "split"),
+    }
+    parts = [
+        F.bit_xor(F.conv(F.substring(F.sha2(text, 256), 1 + 15 * part, 15), 16, 10).cast("long")).alias(f"{name}{part}")
+        for name, text in digests.items()
+        for part in range(DIGEST_PARTS)
+    ]
+    groups = images.groupBy("split", "label").agg(F.count("*").alias("rows"), *parts).collect()
+
+    def digest(name: str) -> str:
+        columns = ["split", "label", "rows", *(f"{name}{part}" for part in range(DIGEST_PARTS))]
+        summary = sorted([row[column] for column in columns] for row in groups)
+        return hashlib.sha256(json.dumps(summary).encode()).hexdigest()
+
+    return Content(
+        digest=digest("original"),
+        stored_digest=digest("stored"),
+        classes=tuple(sorted({row["label"] for row in groups})),
+        rows={split: sum(row["rows"] for row in groups if row["split"] == split) for split in SPLITS},
+    )
+
+
+def _stored_bytes(columns: list[str], table: TableRef, stored_side: int | None) -> Column:
+    """Return text that identifies the stored bytes of a row.
+
+    Bytes of an image that is not scaled down are those of the file, so sha256 is their digest. Those of others depend
+    on the encoder of the run that ingested them, and never change in their table: table, image and time of ingestion
+    identify them. A table that does not record what it scales has only the version at which its rows last changed.
+    """
+    if stored_side is None or not {"width", "height", "ingested_at"} <= set(columns):
+        changed = last_change(table.path, table.version)
+        return F.concat_ws("|", "sha256", F.lit(table.table_id or table.path), F.lit(str(changed)))
+    scaled = F.concat_ws("|", "sha256", F.lit(table.table_id or table.path), F.unix_micros("ingested_at"))
+    return F.when(F.greatest("width", "height") <= stored_side, F.col("sha256")).otherwise(scaled)
+
+
+def has_content(cache: CacheManifest, content: Content, table: TableRef) -> bool:
+    """Return whether a cache has the content of a table version.
+
+    Caches of older releases do not record the stored bytes. Such a cache has them if it was built from the same images
+    of the same table, since a table has one `stored_side`.
+    """
+    if cache.stored_digest:
+        return cache.stored_digest == content.stored_digest
+    is_same_table = bool(table.table_id) and cache.table.table_id == table.table_id
+    return is_same_table and cache.content_digest == content.digest
+
+
+def check_content(content: Content, table: TableRef) -> None:
+    """Check that a classifier can be trained on the table.
+
+    Raises:
+        WrongInput: There are fewer than two classes, or a split is empty.
+    """
+    if len(content.classes) < 2:
+        raise WrongInput(
+            f"'{table.path}' version {table.version} has the classes {list(content.classes)}: "
+            "a classifier needs at least two"
+        )
+    for split, rows in content.rows.items():
+        if rows == 0:
+            raise WrongInput(
+                f"the split '{split}' of '{table.path}' version {table.version} has no images: add images (where "
+                f"splits are predefined, to that one), or raise etl.{split}_fraction for a new table"
+            )
+
+
+def cache_key(content: Content, cache_config: CacheConfig) -> str:
+    """Return the name of a cache: a hash of content and settings, not of the version, which OPTIMIZE changes too."""
+    decisive = {"format": FORMAT, "stored": content.stored_digest, "settings": cache_config.decisive()}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+KEYS_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "split")])
+
+RANGES_ARROW = pa.schema(
+    [("split", pa.string()), ("prefix", pa.string()), ("before", pa.int32()), ("within", pa.list_(pa.string()))]
+)
+"""Files of the images whose sha256 has a prefix: the number of files that begin before it, and the starts within it."""
+
+FileStarts = dict[str, list[str]]
+"""First sha256 of each cache file after the first, in ascending order, by split."""
+
+
+def plan_files(
+    spark: SparkSession | None, table: TableRef, rows_per_file: Mapping[str, int], storage: Storage
+) -> FileStarts:
+    """Return the first sha256 of each cache file after the first, by split.
+
+    Images are sorted by sha256, an order that is as good as shuffled and the same on every machine. Only the keys are
+    sorted, on the local disk if they do not fit into memory.
+
+    Args:
+        spark: The session.
+        table: The version.
+        rows_per_file: Number of rows of a file, by split.
+        storage: Locations, for temporary files.
+    """
+    starts: dict[str, list[str]] = {split: [] for split in rows_per_file}
+    num_rows = dict.fromkeys(rows_per_file, 0)
+    with Relations(storage) as relations:
+        relations.add("images", snapshots.version_rows(spark, table, KEYS_ARROW, scratch_root(storage)))
+        for batch in relations.batches("FROM images ORDER BY split, sha256", KEYS_ARROW):
+            for split, step in rows_per_file.items():
+                hashes = batch.filter(pc.equal(batch["split"], split))["sha256"]
+                starts[split] += hashes[-num_rows[split] % step :: step].to_pylist()
+                num_rows[split] += len(hashes)
+    return {split: hashes[1:] for split, hashes in starts.items()}
+
+
+def with_files(spark: SparkSession, images: DataFrame, starts: FileStarts, classes: Sequence[str]) -> DataFrame:
+    """Return each image's place in the cache: split, file, sha256, label_index and content; nothing is shuffled."""
+    digits = len(f"{max(map(len, starts.values())):x}")  # at least as many prefixes as files
+    prefixes = [f"{number:0{digits}x}" for number in range(16**digits)]
+    rows = []
+    for split, hashes in starts.items():
+        # Files that begin before the first sha256 with a prefix, and the few that begin within it.
+        bounds = [bisect_left(hashes, prefix) for prefix in prefixes] + [len(hashes)]
+        rows += [
+            {"split": split, "prefix": prefix, "before": low, "within": hashes[low:high]}
+            for prefix, low, high in zip(prefixes, bounds, bounds[1:], strict=False)
+        ]
+    ranges = spark.createDataFrame(pa.Table.from_pylist(rows, schema=RANGES_ARROW))
+    labels = spark.createDataFrame(pa.table({"label_index": range(len(classes)), "label": list(classes)}))
+    file = F.col("before") + F.size(F.filter("within", lambda start: start <= F.col("sha256")))
+    return (
+        images.withColumn("prefix", F.substring("sha256", 1, digits))
+        .join(F.broadcast(ranges), on=["split", "prefix"], how="inner")
+        .join(F.broadcast(labels), on="label", how="inner")
+        .select("split", file.alias("file"), "sha256", "label_index", "content")
+    )
 
 
 def materialize_cache(

@@ -1,25 +1,77 @@
-"""Writing of cache files in a Spark task: decoding, exact row groups, padding of the last group, digest."""
+"""Files of a cache: their sizes, exact row groups, padding of the last group, digest, and the check of the disk."""
 
 import hashlib
-import os
+import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
-from pyspark import Accumulator
 
 from tasks.cache.manifest import CacheFile
 from tasks.config.cache import CacheConfig
-from tasks.model_package.decode import decode_pixels, encode_jpeg
+from tasks.errors import WrongInput
 from tasks.object_store import file_system
 from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
+from tasks.system.disk import existing_folder
+
+FILE_BYTES = 64 << 20
+"""Size of one cache file, small enough for many tasks to write and many ranks to read in parallel."""
+
+FEATURE_GROUP_BYTES = 4 << 20
+"""Size of a row group of features."""
+
+MIN_ROW_GROUPS = 64
+"""Minimum number of row groups of a split with as many rows, for shuffling and for as many ranks."""
+
+JPEG_SHARE = 0.25
+"""Size of a JPEG image relative to its pixels, for the estimate of the disk space: photos take 0.1, noisy ones more."""
+
+
+def rows_in_group(rows: int, row_bytes: int, group_bytes: int) -> int:
+    """Return the number of rows per row group of a split: bounded by its size, and few enough for MIN_ROW_GROUPS."""
+    return max(1, min(group_bytes // row_bytes, rows // MIN_ROW_GROUPS))
+
+
+def rows_per_group(rows: int, cache_config: CacheConfig) -> int:
+    """Return the number of images per row group of a split."""
+    return rows_in_group(rows, cache_config.pixel_bytes, cache_config.row_group_megabytes << 20)
+
+
+def cache_bytes(rows: int, cache_config: CacheConfig) -> int:
+    """Return an estimate of the bytes of the cache of `rows` images, including padding."""
+    image_bytes = cache_config.pixel_bytes * (1 if cache_config.format == "uint8" else JPEG_SHARE)
+    return int(rows * image_bytes * (1 + 1 / MIN_ROW_GROUPS)) + (1 << 20)
+
+
+def check_disk(url: str, needed: int, smaller: str = "lower cache.image_size") -> None:
+    """Check that the disk has room for a cache.
+
+    Args:
+        url: Folder or URL of the cache; the folder need not exist.
+        needed: Size of the cache in bytes.
+        smaller: The setting to change for a smaller cache, as it is named in the error message.
+
+    Raises:
+        WrongInput: It has not; the message gives the space needed and the space that is free.
+    """
+    folder = existing_folder(url)
+    if folder is None:
+        return
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise WrongInput(
+            f"the cache in '{url}' needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
+            f"make room, {smaller}, or set storage.cache to another disk"
+        )
+
+
+def rows_per_file(group_rows: int, cache_config: CacheConfig) -> int:
+    """Return the number of images per file, in row groups of `group_rows` images."""
+    return max(1, FILE_BYTES // (group_rows * cache_config.pixel_bytes)) * group_rows
+
 
 PADDING = -1
 """Label and row number of a padding row."""
@@ -130,69 +182,3 @@ class RowFileWriter:
         self._file.abandon()
         # Otherwise it would write a footer when it is garbage-collected.
         self._writer.close()
-
-
-class CacheFileWriter(RowFileWriter):
-    """Writer of the images of one cache file in the format of the cache."""
-
-    def __init__(self, url: str, split: str, number: int, cache_config: CacheConfig, rows_per_group: int) -> None:
-        schema = cache_schema(cache_config.pixel_bytes if cache_config.format == "uint8" else None)
-        super().__init__(url, split, number, schema, rows_per_group)
-        self._cache = cache_config
-
-    def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
-        """Append one image, uint8 HWC."""
-        self.add_content(self._encode(pixels), label, row)
-
-    def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
-        if self._cache.format == "uint8":
-            return pixels.tobytes()
-        # Chroma subsampling as in nearly every photo that is read.
-        return encode_jpeg(Image.fromarray(pixels), self._cache.jpeg_quality, "4:2:0")
-
-
-def _part(writer: CacheFileWriter) -> dict[str, Any]:
-    """Close the file and return its row of CACHE_PART_ARROW."""
-    return {"split": writer.split} | writer.close().model_dump()
-
-
-def make_writer(
-    url: str,
-    cache_config: CacheConfig,
-    rows_per_group: Mapping[str, int],
-    rows_per_file: Mapping[str, int],
-    ended: Accumulator[EndedParts] | None = None,
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function for `mapInArrow`.
-
-    It takes batches of (split, file, label_index, content), sorted by split and row, with all rows of a file in one
-    task. It yields one row of CACHE_PART_ARROW per file, and adds each task that ends to `ended`.
-    """
-    driver = os.getpid()
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        count = WorkerCount("cache", driver, ended)
-        writer: CacheFileWriter | None = None
-        current: tuple[str, int] | None = None
-        row = 0
-        parts: list[dict[str, Any]] = []
-        for batch in batches:
-            for image in batch.to_pylist():
-                place = (image["split"], image["file"])
-                if writer is None or place != current:
-                    if writer is not None:
-                        parts.append(_part(writer))
-                    writer = CacheFileWriter(url, *place, cache_config, rows_per_group[place[0]])
-                    current, row = place, image["file"] * rows_per_file[image["split"]]
-                pixels = decode_pixels(image["content"], cache_config.image_size)
-                writer.add(pixels, image["label_index"], row)
-                row += 1
-                count.add(1)
-        if writer is not None:
-            parts.append(_part(writer))
-        count.close()
-        if parts:
-            log_from_worker(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} images")
-            yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)
-
-    return write

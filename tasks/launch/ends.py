@@ -12,8 +12,8 @@ from tasks.errors import loggable
 from tasks.launch.failures import LOSSES, RankFailed, RanksLost
 from tasks.launch.protocol import EXIT_ENDED
 from tasks.launch.rank_process import RankProcess, first_failed
+from tasks.train.checkpoint_files import training_lock
 from tasks.train.spec import TrainingSpec
-from tasks.train.sweep import training_lock
 
 logger = logging.getLogger("lakevision.ranks")
 

@@ -24,8 +24,7 @@ from tasks.refs import CacheRef, RunRef
 from tasks.report.task import publish_run
 from tasks.storage import Storage
 from tasks.submission.task import submit
-from tasks.train.identity import run_keys
-from tasks.train.spec import TrainingSpec
+from tasks.train.spec import TrainingSpec, run_keys
 
 
 def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:

@@ -5,7 +5,7 @@ import logging
 import shutil
 
 from tasks.cache.manifest import MANIFEST, read_manifest, whole_cache
-from tasks.cache.sizes import cache_bytes, check_disk
+from tasks.cache.write import cache_bytes, check_disk
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.etl.ingest import open_tables

@@ -20,8 +20,7 @@ from tasks.errors import join_names
 from tasks.interval import wilson_interval
 from tasks.metrics.calibration import NUM_BINS
 from tasks.metrics.epoch import EpochMetrics
-from tasks.metrics.evaluate import DetailedEvaluation
-from tasks.metrics.precision import PrecisionDifference
+from tasks.metrics.evaluate import DetailedEvaluation, PrecisionDifference
 from tasks.model_package.description import Precision
 from tasks.refs import CacheRef
 from tasks.text.markup import markdown_code, markdown_fence, markdown_table, markdown_text

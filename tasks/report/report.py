@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 from tasks.cache.rows import read_images
 from tasks.metrics.epoch import EpochMetrics
+from tasks.cache.loader import read_images
 from tasks.metrics.evaluate import Evaluation
 from tasks.metrics.mistakes import mistake_table
 from tasks.report import (

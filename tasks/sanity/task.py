@@ -15,7 +15,7 @@ from tasks.text.markup import in_cells
 @stage("overfit-batch", timeout_seconds=3600)
 def overfit_one_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfig) -> OverfitReport:
     """Overfit one batch, publish its loss curve, and raise an error if the loss does not reach the target."""
-    from tasks.sanity.overfit import check_overfitted, overfit_batch
+    from tasks.sanity.checks import check_overfitted, overfit_batch
 
     report = overfit_batch(train, cache, overfit)
     rows = [{"step": step, "loss": loss} for step, loss in enumerate(report.losses)]
@@ -27,7 +27,7 @@ def overfit_one_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfi
 @stage("check-gradients", timeout_seconds=3600)
 def check_all_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientConfig) -> GradientReport:
     """Publish the gradient norms of all trained parameters, and raise an error if a gradient is missing."""
-    from tasks.sanity.gradients import check_gradients, measure_gradients
+    from tasks.sanity.checks import check_gradients, measure_gradients
 
     report = measure_gradients(train, cache, gradients)
     rows = [in_cells(found.model_dump()) for found in report.parameters]

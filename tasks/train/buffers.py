@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from tasks.broadcast import broadcast_tensors
-from tasks.cache.virtual_ranks import VirtualRanks
-from tasks.collectives import Reducer
+from tasks.cache.order import VirtualRanks
+from tasks.collectives import Reducer, broadcast_tensors
 
 Buffers = dict[str, torch.Tensor]
 

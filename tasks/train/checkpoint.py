@@ -16,8 +16,7 @@ from tasks.errors import WrongInput, loggable
 from tasks.metrics.epoch import EpochMetrics
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.checkpoint_files import PARTIAL, UNREADABLE, checkpoint_name, written_at_once
-from tasks.train.early_stopping import EarlyStopping
-from tasks.train.progress import Progress, RunningEpoch
+from tasks.train.progress import EarlyStopping, Progress, RunningEpoch
 
 logger = logging.getLogger("lakevision.train")
 

@@ -1,6 +1,6 @@
-"""Continuation of training runs that have other keys: of older releases, and of fewer epochs.
+"""Checkpoints that a training run resumes from: its own, or that of a run with another key.
 
-More epochs continue a run where the learning rate of its steps stays the same: with the schedules `constant` and
+Another key has the same run in older releases, or a run of fewer epochs. More epochs continue a run where the learning rate of its steps stays the same: with the schedules `constant` and
 `plateau`, in the first phase, and with the same warm-up. The weights are then those of a run that had as many epochs
 from the start. With `cosine` and `one_cycle` every step of the longer run has another learning rate.
 """
@@ -8,17 +8,16 @@ from the start. With `cosine` and `one_cycle` every step of the longer run has a
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks import tracking
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, join_names
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.checkpoint_files import FINISHED, files_of, newest_position, written_at_once
-from tasks.train.identity import key_of
 from tasks.train.schedule import warmup_length
-from tasks.train.spec import TrainingSpec
+from tasks.train.spec import TrainingSpec, key_of
 
 logger = logging.getLogger("lakevision.train")
 
@@ -54,6 +53,48 @@ def continues(spec: TrainingSpec, content: Mapping[str, Any]) -> bool:
 def neutral_settings(spec: TrainingSpec, content: Mapping[str, Any]) -> set[str]:
     """Return the settings of `train` that a checkpoint may have another value of."""
     return {*spec.train.neutral, *(["max_epochs"] if continues(spec, content) else [])}
+
+
+def check_fits(
+    content: dict[str, Any],
+    config: dict[str, Any],
+    classes: Sequence[str],
+    folder: Path,
+    neutral: Collection[str] = (),
+) -> None:
+    """Check that a checkpoint belongs to the training run that resumes from it.
+
+    Args:
+        content: The checkpoint.
+        config: The `decisive_settings` of the training run.
+        classes: Class names of the training run.
+        folder: Folder of the checkpoint, for the message.
+        neutral: Settings of `train` that may differ.
+
+    Raises:
+        WrongInput: Settings, data or classes differ; names the differences with both values.
+    """
+    from tasks.tracking.runs import flat_params  # Here: it loads MLflow, which a launcher's key does not need.
+
+    different = [
+        f"classes only in the {where}: {join_names(sorted(names)[:5], len(names))}"
+        for where, names in (
+            ("checkpoint", set(content["classes"]) - set(classes)),
+            ("data", set(classes) - set(content["classes"])),
+        )
+        if names
+    ]
+    saved, current = flat_params(content["config"]), flat_params(config)
+    compared = (saved.keys() | current.keys()) - {f"train.{name}" for name in neutral}
+    settings = sorted(name for name in compared if saved.get(name) != current.get(name))
+    different += [
+        f"{name} is {saved.get(name)!r} in the checkpoint and {current.get(name)!r} now" for name in settings[:4]
+    ]
+    if different:
+        raise WrongInput(
+            f"the checkpoint in '{folder}' is of another training run ({'; '.join(different)}): train with its data "
+            "and settings, or remove the files in that folder to start again"
+        )
 
 
 def continued_run(spec: TrainingSpec, content: Mapping[str, Any]) -> str | None:

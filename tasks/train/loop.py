@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from tasks.cache.virtual_ranks import VirtualRanks
+from tasks.cache.order import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
@@ -23,11 +23,10 @@ from tasks.model.network import copy_of_state
 from tasks.progress.activity import stepping
 from tasks.schema import TRAIN, VAL
 from tasks.system.signals import defer_signals
-from tasks.train.averaging import WeightAverage
 from tasks.train.buffers import VirtualBuffers, average_buffers
 from tasks.train.non_finite import WAY_OUT, NonFiniteGuard
 from tasks.train.progress import Progress, RunningEpoch
-from tasks.train.step import StepSettings, replayed_inputs, seed_step, step_seed, summed_loss
+from tasks.train.step import StepSettings, WeightAverage, replayed_inputs, seed_step, step_seed, summed_loss
 from tasks.train.step_callback import NullStepCallback
 
 logger = logging.getLogger("lakevision.train")

@@ -9,8 +9,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from tasks.broadcast import broadcast_value
-from tasks.collectives import Reducer
+from tasks.collectives import Reducer, broadcast_value
 from tasks.errors import Diverged
 
 CHECK_EVERY_STEPS = 20

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.cache.loader import CacheLoader
+from tasks.cache.loader import CacheLoader, count_labels
 from tasks.cache.manifest import CacheManifest
-from tasks.cache.rows import count_labels
-from tasks.cache.virtual_ranks import VirtualRanks
+from tasks.cache.order import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.config.train import TrainConfig
 from tasks.environment import local_rank_and_size

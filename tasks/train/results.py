@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tasks.credentials import without_credentials
-from tasks.metrics.precision import PrecisionDifference
+from tasks.metrics.evaluate import PrecisionDifference
 from tasks.model.device import processor_name
 from tasks.model.precision import precision_name
 from tasks.model.pretrained import weights_digest

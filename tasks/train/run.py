@@ -1,21 +1,25 @@
-"""A training run on one rank, from a cache to a finished MLflow run."""
+"""A training run on one rank, from a cache to a finished MLflow run: lock, start, and the error of used-up memory."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
+import filelock
+import torch
 from pydantic import TypeAdapter
 
 from tasks import tracking
-from tasks.collectives import Reducer, SingleProcess
+from tasks.collectives import Reducer, SingleProcess, run_on_rank_zero
+from tasks.config.train import TrainConfig
+from tasks.errors import OutOfMemory, TimeLimitExceeded
+from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
 from tasks.train.checkpoint_copies import send_newest_checkpoint
+from tasks.train.checkpoint_files import sweep_checkpoints, training_lock
 from tasks.train.continuation import adopt_checkpoint, continued_run
-from tasks.train.out_of_memory import translate_out_of_memory
 from tasks.train.progress import ReportedEpoch, ResumePoint
-from tasks.train.rank_zero import run_on_rank_zero
-from tasks.train.run_lock import lock_training
 from tasks.train.spec import TrainingSpec
-from tasks.train.sweep import sweep_checkpoints
 from tasks.train.training import Training
 
 RESUME_POINT = TypeAdapter(ResumePoint)
@@ -84,3 +88,106 @@ def _find_resume_point(training: Training, spec: TrainingSpec) -> ResumePoint:
     for own in spec.keys:
         tracking.end_abandoned_runs(storage, own, keep=resume)
     return ResumePoint(checkpoint=name, resume=resume)
+
+
+logger = logging.getLogger("lakevision.train")
+
+LOST_RANK_SECONDS = 120.0
+"""Time limit for a lost rank to release its lock.
+
+Its agent ends it when nothing was heard of the launcher for 30 s. An NFS server of Linux releases the locks of a
+machine that is silent for 90 s (nfsv4leasetime). A rank has the lock for longer if its agent hangs as well.
+"""
+
+
+def lock_training(spec: TrainingSpec) -> filelock.BaseFileLock:
+    """Lock a training run, and wait while another process has the lock.
+
+    Launchers have a lock of their own. This one is for direct calls, and for a rank that outlives its launcher or was
+    lost with its host.
+
+    Args:
+        spec: The training run, whose folder exists.
+
+    Returns:
+        The lock, acquired once, to be released once.
+
+    Raises:
+        TimeLimitExceeded: The ranks were started again after a loss, and the other process does not release it.
+    """
+    path = training_lock(spec.storage.checkpoints / spec.key)
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        logger.info("another process has this training run ('%s' is locked): waiting until it ends", path)
+    else:
+        return lock
+    # After a loss, a lost rank has it, and not a process that trains.
+    seconds = LOST_RANK_SECONDS if spec.restart else -1.0
+    try:
+        with waiting_for_process("waiting for another process with the same training run"):
+            lock.acquire(timeout=seconds)
+    except filelock.Timeout:
+        where = f" ({', '.join(spec.lost_hosts)})" if spec.lost_hosts else ""
+        raise TimeLimitExceeded(
+            f"another process still has this training run after {seconds:.0f} s ('{path}' is locked), probably a rank "
+            f"of a lost host that hangs{where}: end it there, then run again to resume from the last checkpoint"
+        ) from None
+    return lock
+
+
+ALLOCATORS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "_ALLOC_FAILED")
+"""Texts by which torch reports on the CPU, and libraries such as cuBLAS on a GPU, that memory is used up."""
+
+ONEDNN = re.compile(r"could not create a (primitive|memory object)$")
+"""Texts of oneDNN, which computes on the CPU, when it gets no memory for its generated code or its buffers.
+
+A "primitive descriptor" that cannot be created is another error: the operation is not supported."""
+
+_SIZE = re.compile(r"tried to allocate ([\d.]+ \w+)", re.IGNORECASE)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory is used up, of the process or of its GPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    message = str(error)
+    return isinstance(error, RuntimeError) and (
+        any(text in message for text in ALLOCATORS) or ONEDNN.search(message) is not None
+    )
+
+
+def out_of_memory(error: BaseException, train: TrainConfig, rank: int) -> OutOfMemory:
+    """Return the error for users.
+
+    Args:
+        error: The error of torch, of a library or of Python.
+        train: Settings of the training.
+        rank: The rank in which it occurred.
+    """
+    size = _SIZE.search(str(error))
+    asked = f" when it asked for {size[1]}" if size else ""
+    advice = (
+        "use a smaller train.model or cache.image_size"
+        if train.batch_size == 1
+        else f"lower train.batch_size, which is {train.batch_size}"
+        + (", or set it to auto" if train.batch_size != "auto" else "")
+        + "; a higher train.accumulate_steps keeps the images per step"
+    )
+    return OutOfMemory(f"rank {rank} ran out of memory{asked}: {advice}")
+
+
+@contextmanager
+def translate_out_of_memory(train: TrainConfig, rank: int) -> Iterator[None]:
+    """Raise `OutOfMemory` in place of an error within the block that means that memory is used up.
+
+    Raises:
+        OutOfMemory: As `out_of_memory`.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory(error, train, rank) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.config.train import TrainConfig
-from tasks.train.early_stopping import EarlyStopping
+from tasks.train.progress import EarlyStopping
 
 
 @dataclass(frozen=True)

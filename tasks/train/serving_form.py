@@ -4,13 +4,18 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks.metrics.evaluate import DetailedEvaluation, evaluate_in_detail, logits_of
-from tasks.metrics.precision import PrecisionDifference, compare_precisions
-from tasks.metrics.temperature import TemperatureSums
+from tasks.metrics.calibration import TemperatureSums
+from tasks.metrics.evaluate import (
+    DetailedEvaluation,
+    PrecisionDifference,
+    compare_precisions,
+    evaluate_in_detail,
+    logits_of,
+)
 from tasks.model_package.description import Precision
 from tasks.model_package.serving import serving_network
 from tasks.schema import TEST, VAL
-from tasks.train.feature_files import BATCH
+from tasks.train.features import BATCH
 from tasks.train.phases import TrainingContext
 
 

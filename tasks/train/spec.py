@@ -1,8 +1,11 @@
-"""The specification of a training run, passed from the flow to the ranks.
+"""The specification of a training run, passed from the flow to the ranks, and its key.
 
 This module does not import torch, since flows, workers and the registration of deployments import it.
 """
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -10,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
+from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.system.slots import Slot
-from tasks.train.identity import decisive_settings, run_key, run_keys
 
 
 class TrainingSpec(BaseModel):
@@ -72,3 +75,43 @@ class TrainingSpec(BaseModel):
     def num_ranks(self) -> int:
         """Number of training processes."""
         return self.num_virtual_ranks if self.ranks_left is None else self.ranks_left
+
+
+def run_key(
+    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
+) -> str:
+    """Return the key of a training run, a digest of everything that decides its result."""
+    return key_of(decisive_settings(train, cache, distributed, repetition))
+
+
+def run_keys(
+    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None = None
+) -> list[str]:
+    """Return the keys by which a training run is found: its own, then that of older releases if it was another one.
+
+    Older releases counted `TrainConfig.neutral` as settings that decide the result.
+    """
+    decisive = decisive_settings(train, cache, distributed, repetition)
+    given = decisive["train"] | {name: getattr(train, name) for name in train.neutral}
+    return list(dict.fromkeys([key_of(decisive), key_of(decisive | {"train": given})]))
+
+
+def key_of(decisive: Mapping[str, Any]) -> str:
+    """Return the key of `decisive_settings`."""
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def decisive_settings(
+    train: TrainConfig, cache: CacheRef, distributed: DistributedConfig | None, repetition: str | None
+) -> dict[str, Any]:
+    """Return the settings and data that decide the result; a checkpoint must have the same."""
+    decisive: dict[str, Any] = {
+        "cache": cache.digest,
+        # By content: a changed file at the same path, or other weights of torchvision, make another run; the same
+        # file at another path does not.
+        "train": train.decisive() | {"weights": weights_digest(train.model, train.weights)},
+        "ranks": None if distributed is None else distributed.decisive(),
+    }
+    if repetition is not None:
+        decisive["repetition"] = repetition
+    return decisive

@@ -9,9 +9,8 @@ import torch
 from pydantic import TypeAdapter
 
 from tasks import tracking
-from tasks.broadcast import broadcast_value
 from tasks.cache.manifest import open_cache
-from tasks.collectives import Reducer, SingleProcess
+from tasks.collectives import Reducer, SingleProcess, broadcast_value, run_on_rank_zero, wait_for_rank_zero
 from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
 from tasks.metrics.epoch import EpochMetrics
@@ -23,23 +22,19 @@ from tasks.refs import RunRef
 from tasks.report.image_names import name_images
 from tasks.schema import TRAIN
 from tasks.system.cores import num_cores
-from tasks.train.averaging import WeightAverage
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_copies import writes_checkpoints
 from tasks.train.checkpoint_files import keep_finished, remove_checkpoints
-from tasks.train.continuation import can_be_continued, continued_run, neutral_settings
-from tasks.train.early_stopping import EarlyStopping
-from tasks.train.identity import check_fits
+from tasks.train.continuation import can_be_continued, check_fits, continued_run, neutral_settings
 from tasks.train.loop import LoopSettings, fit, has_epochs_left
 from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
-from tasks.train.progress import Progress, ReportedEpoch, ResumePoint
+from tasks.train.progress import EarlyStopping, Progress, ReportedEpoch, ResumePoint
 from tasks.train.provenance import append_to_note, current_provenance, provenance_changes, recorded_provenance
-from tasks.train.rank_zero import run_on_rank_zero, wait_for_rank_zero
 from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
 from tasks.train.serving_form import ServingEvaluation, evaluate_serving_form
 from tasks.train.spec import TrainingSpec
-from tasks.train.step_callback import StepCallback
-from tasks.train.trace import TracedSteps
+from tasks.train.step import WeightAverage
+from tasks.train.step_callback import StepCallback, TracedSteps
 
 logger = logging.getLogger("lakevision.train")
 

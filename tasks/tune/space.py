@@ -1,21 +1,33 @@
-"""The search space as Optuna distributions, its fit to the data, and the name of the study."""
+"""The search space as Optuna distributions, the checks that each trial can be trained, and the name of the study."""
 
 import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tasks.cache.manifest import CacheManifest
 from tasks.config.train import TrainConfig
-from tasks.config.tune import DEFAULT_BATCH_SIZES, Choices, Space, TuneConfig, corners, number_type, with_values
+from tasks.config.tune import (
+    DEFAULT_BATCH_SIZES,
+    MAX_CORNERS,
+    Choices,
+    Space,
+    TuneConfig,
+    TuneRun,
+    corners,
+    number_type,
+    with_values,
+)
 from tasks.errors import WrongInput
-from tasks.refs import CacheRef
+from tasks.preflight.check import train_rows
+from tasks.refs import CacheRef, TableRef
 from tasks.schema import TRAIN
 from tasks.train.batches import check_batches, check_data
-from tasks.train.identity import run_keys
+from tasks.train.spec import run_keys
 
 logger = logging.getLogger("lakevision.tune")
 
@@ -108,3 +120,35 @@ def study_name(train: TrainConfig, tune: TuneConfig, cache: CacheRef) -> str:
     key = run_keys(trial_config(train, tune, next(corners(tune.space))), cache, None)[-1]
     decisive = {"training": key, "tune": tune.decisive()}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_search_sizes(config: TuneRun, images: TableRef) -> None:
+    """Raise an error if a trial may draw a batch larger than the number of training images.
+
+    Raises:
+        WrongInput: As `fit_batches`.
+    """
+    if rows := train_rows(images):
+        fit_batches(config.train, config.tune, rows)
+
+
+def check_search(config: TuneRun, *, here: bool = True) -> None:
+    """Raise an error if a trial could not be trained, before a cache is built for the search.
+
+    Args:
+        config: The search.
+        here: Whether its trials run on this machine, as in `check_training`.
+
+    Raises:
+        WrongInput: Names the setting, its value, and the way out.
+    """
+    drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MAX_CORNERS)]
+    from tasks.model.device import choose_device  # Here: they load torch.
+    from tasks.model.precision import choose_precision
+    from tasks.preflight.trainable import check_training
+
+    for device, precision in {(one.device, one.precision) for one in drawn if here}:
+        choose_precision(precision, choose_device(device, 0))
+    # Each network is built once, whichever other settings are searched.
+    for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
+        check_training(train, config.cache, here=here)

@@ -21,10 +21,9 @@ from tasks.submission.task import SubmittedRun, submit
 from tasks.system.cores import gpus_for
 from tasks.system.slots import take_slot
 from tasks.text.markup import in_cells
-from tasks.train.identity import run_keys
-from tasks.train.spec import TrainingSpec
-from tasks.tune.check import check_search_sizes
+from tasks.train.spec import TrainingSpec, run_keys
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThreads, search_parameters
+from tasks.tune.space import check_search_sizes
 from tasks.tune.trial import run_trial
 
 logger = logging.getLogger("lakevision.tune")
@@ -33,7 +32,7 @@ logger = logging.getLogger("lakevision.tune")
 @stage("check-search", timeout_seconds=1800)
 def check_searchable(config: TuneRun, storage: Storage) -> None:
     """Check tracking server, models, weights and work pool, before a cache is built."""
-    from tasks.tune.check import check_search
+    from tasks.tune.space import check_search
 
     tracking.check_tracking(storage)
     on_pool = where_to_run(config.tune) == "work_pool"

@@ -76,9 +76,8 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
     from tasks.launch.reporter import Reporter
     from tasks.model.device import make_optimizer
     from tasks.train.checkpoint import Checkpoints
-    from tasks.train.early_stopping import EarlyStopping
     from tasks.train.loop import LoopSettings, train_one_epoch
-    from tasks.train.progress import Progress
+    from tasks.train.progress import EarlyStopping, Progress
     from tasks.train.step_callback import NullStepCallback, StepCallback
 
     class Timed(StepCallback):

@@ -24,7 +24,7 @@ import numpy as np
 
 from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, read_manifest
 from tasks.cache.order import epoch_order
-from tasks.cache.sizes import rows_per_group
+from tasks.cache.write import rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.refs import TableRef
 from tests.benchmarks import loader_data

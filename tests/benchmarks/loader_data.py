@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tasks.cache.sizes import FILE_BYTES, rows_per_group
+from tasks.cache.write import FILE_BYTES, rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import encode_jpeg
 from tasks.refs import CacheRef

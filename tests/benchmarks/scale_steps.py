@@ -15,9 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pyspark import SparkContext
 from pyspark.sql import functions as F
 
-from tasks.cache.content import read_content, stored_side_of
-from tasks.cache.plan import plan_files, with_files
-from tasks.cache.sizes import rows_per_file, rows_per_group
+from tasks.cache.materialize import plan_files, read_content, stored_side_of, with_files
+from tasks.cache.write import rows_per_file, rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.config.maintenance import MaintainConfig
 from tasks.config.storage import SparkConfig

@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import Log, StateType
 from prefect.client.schemas.sorting import LogSort
 from prefect.runtime import flow_run
 
-from tasks.cache.sizes import FILE_BYTES
+from tasks.cache.write import FILE_BYTES
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.cache.manifest import FORMAT, CacheManifest, CacheSplit, write_manifest
-from tasks.cache.write import CacheFileWriter
+from tasks.cache.write_images import CacheFileWriter
 from tasks.config.cache import CacheConfig
 from tasks.refs import CacheRef, TableRef
 

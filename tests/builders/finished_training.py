@@ -8,9 +8,8 @@ from tasks.cache.manifest import open_cache
 from tasks.config.train import TrainConfig
 from tasks.metrics.calibration import Calibration
 from tasks.metrics.epoch import EpochMetrics
-from tasks.metrics.evaluate import DetailedEvaluation
+from tasks.metrics.evaluate import DetailedEvaluation, PrecisionDifference
 from tasks.metrics.mistakes import Mistake
-from tasks.metrics.precision import PrecisionDifference
 from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef
 from tasks.report.model_card import TrainingFacts

@@ -27,12 +27,10 @@ from tasks.launch.rendezvous import horovod_environments, torch_environments
 from tasks.model.device import make_deterministic
 from tasks.progress.activity import current, stepping
 from tasks.schema import TRAIN, VAL
-from tasks.train.averaging import WeightAverage
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
-from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import LoopSettings, fit
-from tasks.train.progress import Progress
-from tasks.train.step import StepSettings
+from tasks.train.progress import EarlyStopping, Progress
+from tasks.train.step import StepSettings, WeightAverage
 from tasks.train.step_callback import NullStepCallback
 from tests.builders.processes import ROOT
 

@@ -26,9 +26,8 @@ from tasks.schema import TEST, TRAIN, VAL
 from tasks.storage import Storage, resolve_storage
 from tasks.system.signals import interrupt_on
 from tasks.train.checkpoint import Checkpoints
-from tasks.train.identity import run_key
 from tasks.train.run import train_model
-from tasks.train.spec import TrainingSpec
+from tasks.train.spec import TrainingSpec, run_key
 from tests.builders.caches import write_cache
 from tests.fakes.small_training import TIMINGS, Killed, same_tensors
 

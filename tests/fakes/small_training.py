@@ -12,12 +12,10 @@ from tasks.cache.loader import Batch
 from tasks.collectives import SingleProcess
 from tasks.metrics.epoch import EpochMetrics
 from tasks.schema import TRAIN, VAL
-from tasks.train.averaging import WeightAverage
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
-from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import LoopSettings, fit
-from tasks.train.progress import Progress
-from tasks.train.step import StepSettings
+from tasks.train.progress import EarlyStopping, Progress
+from tasks.train.step import StepSettings, WeightAverage
 from tasks.train.step_callback import StepCallback
 
 MAX_EPOCHS = 5

@@ -10,11 +10,9 @@ from tasks.cache.loader import Batch
 from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.epoch import EpochMetrics
 from tasks.schema import TRAIN, VAL
-from tasks.train.averaging import WeightAverage
-from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import LoopSettings, fit
-from tasks.train.progress import Progress
-from tasks.train.step import StepSettings
+from tasks.train.progress import EarlyStopping, Progress
+from tasks.train.step import StepSettings, WeightAverage
 
 CPU = torch.device("cpu")
 NUM_CLASSES = 3

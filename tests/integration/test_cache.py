@@ -8,11 +8,9 @@ import pytest
 from delta.tables import DeltaTable
 from PIL import Image
 
-from tasks.cache.content import read_content
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache, read_manifest, verify_files, write_manifest
-from tasks.cache.materialize import materialize_cache
-from tasks.cache.plan import plan_files, with_files
+from tasks.cache.materialize import materialize_cache, plan_files, read_content, with_files
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig, StorageConfig

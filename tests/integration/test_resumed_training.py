@@ -13,9 +13,8 @@ from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput
 from tasks.refs import TableRef
 from tasks.train.checkpoint import Checkpoints
-from tasks.train.identity import run_key
 from tasks.train.run import train_model
-from tasks.train.spec import TrainingSpec
+from tasks.train.spec import TrainingSpec, run_key
 from tests.fakes.interrupted_training import (
     STEPS,
     CountingRank,

@@ -13,9 +13,8 @@ from tasks.model import device
 from tasks.refs import RunRef
 from tasks.repeat.original_run import read_training
 from tasks.repeat.repeat import repeat_training
-from tasks.train.identity import run_key
 from tasks.train.run import train_model
-from tasks.train.spec import TrainingSpec
+from tasks.train.spec import TrainingSpec, run_key
 from tests.fakes.interrupted_training import STEPS, CountingRank, Interruption, Workspace, make_workspace
 from tests.fakes.small_training import Killed
 

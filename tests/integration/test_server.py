@@ -181,7 +181,7 @@ from tasks.launch.task import train_single
 from tasks.orchestration.task import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
-from tasks.train.identity import run_key
+from tasks.train.spec import run_key
 
 def num_submitted():
     with get_client(sync_client=True) as client:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.broadcast import broadcast_tensors, broadcast_value, wait_for_all
-from tasks.collectives import Reducer, SingleProcess
+from tasks.collectives import Reducer, SingleProcess, broadcast_tensors, broadcast_value, wait_for_all
 from tasks.refs import RunRef
 from tasks.train.progress import ResumePoint
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer

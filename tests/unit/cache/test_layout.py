@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.cache.layout import plain_columns
 from tasks.cache.manifest import CacheDamaged
+from tasks.cache.worker import plain_columns
 from tasks.refs import CacheRef
 from tasks.schema import cache_schema
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cache.content import Content, cache_key, check_content, has_content
 from tasks.cache.manifest import FORMAT, CacheManifest
-from tasks.cache.sizes import MIN_ROW_GROUPS, cache_bytes, check_disk, rows_per_group
+from tasks.cache.materialize import Content, cache_key, check_content, has_content
+from tasks.cache.write import MIN_ROW_GROUPS, cache_bytes, check_disk, rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
 from tasks.refs import TableRef

@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tasks.cache.order import Share, count_images, count_turns, epoch_order, share_of, window_sizes
-from tasks.cache.virtual_ranks import VirtualRanks
+from tasks.cache.order import Share, VirtualRanks, count_images, count_turns, epoch_order, share_of, window_sizes
 
 
 def shares(

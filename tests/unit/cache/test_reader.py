@@ -9,9 +9,8 @@ import pytest
 
 from tasks.cache.assemble import Assembly, BatchMemory
 from tasks.cache.manifest import CacheDamaged, read_manifest
-from tasks.cache.order import Share, epoch_order, share_of
+from tasks.cache.order import Share, VirtualRanks, epoch_order, share_of
 from tasks.cache.reader import open_reader
-from tasks.cache.virtual_ranks import VirtualRanks
 from tasks.cache.worker import Work, read_plain
 from tasks.refs import CacheRef
 

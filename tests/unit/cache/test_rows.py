@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.cache.loader import CacheLoader
+from tasks.cache.loader import CacheLoader, count_labels, read_images
 from tasks.cache.manifest import open_cache
-from tasks.cache.rows import count_labels, read_images
 from tasks.refs import CacheRef
 
 ROWS = 23

@@ -11,8 +11,7 @@ import pytest
 
 from tasks.cache import sweep
 from tasks.cache.manifest import MANIFEST, CacheFile, CacheManifest, CacheSplit
-from tasks.cache.read_lock import CacheReadLock
-from tasks.cache.sweep import remove_unnamed, sweep_caches
+from tasks.cache.sweep import CacheReadLock, remove_unnamed, sweep_caches
 from tasks.config.cache import CacheConfig
 from tasks.config.train import TrainConfig
 from tasks.refs import TableRef
@@ -91,7 +90,7 @@ def test_read_lock_is_released_when_its_process_is_killed(tmp_path: Path) -> Non
     """The read lock of a killed process does not prevent the removal of the cache."""
     path = add_cache(tmp_path, OLD, 0)
     program = (
-        "from tasks.cache.read_lock import CacheReadLock; "
+        "from tasks.cache.sweep import CacheReadLock; "
         f"lock = CacheReadLock({str(path)!r})\nprint('held', flush=True)\ninput()"
     )
     reader = subprocess.Popen(

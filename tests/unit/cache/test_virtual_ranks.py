@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.cache.virtual_ranks import VirtualRanks
+from tasks.cache.order import VirtualRanks
 
 
 @pytest.mark.parametrize("num_virtual", range(1, 10))

@@ -31,8 +31,8 @@ from tasks.storage import Storage
 from tasks.system import cores
 from tasks.system.signals import interrupt_on
 from tasks.system.slots import Slot
+from tasks.train.checkpoint_files import launch_lock
 from tasks.train.spec import TrainingSpec
-from tasks.train.sweep import launch_lock
 
 FROM_SCRATCH = TrainConfig(weights="none", freeze_backbone=False, timeout_seconds=1)
 

@@ -23,8 +23,7 @@ from tasks.launch.start_rank import EXIT_ORPHANED
 from tasks.progress.activity import Activity
 from tasks.refs import CacheRef
 from tasks.storage import Storage
-from tasks.train.identity import decisive_settings, run_key
-from tasks.train.spec import TrainingSpec
+from tasks.train.spec import TrainingSpec, decisive_settings, run_key
 
 # A rank that sleeps instead of training.
 RANK = """

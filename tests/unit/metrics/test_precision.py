@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from tasks.collectives import SingleProcess
-from tasks.metrics import precision
-from tasks.metrics.precision import PrecisionDifference, compare_precisions
+from tasks.metrics import evaluate
+from tasks.metrics.evaluate import PrecisionDifference, compare_precisions
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import CPU, TensorLoader
 
@@ -60,7 +60,7 @@ def test_ranks_find_the_same_differences() -> None:
 
 def test_only_the_first_images_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison ends with the batch in which the limit is reached."""
-    monkeypatch.setattr(precision, "MAX_IMAGES", 2)
+    monkeypatch.setattr(evaluate, "MAX_IMAGES", 2)
 
     found = compare_precisions(Looked(SERVED), Looked(EXACT), loader([[0], [1], [2, 3]]), CPU, SingleProcess())
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from tasks.collectives import SingleProcess
-from tasks.metrics.temperature import MAX_TEMPERATURE, MIN_TEMPERATURE, TemperatureSums
+from tasks.metrics.calibration import MAX_TEMPERATURE, MIN_TEMPERATURE, TemperatureSums
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from tasks.model.precision import computes_bf16
 from tasks.preflight.check import check_split_size
 from tasks.preflight.trainable import check_training
 from tasks.refs import TableRef
-from tasks.tune.check import check_search, check_search_sizes
+from tasks.tune.space import check_search, check_search_sizes
 
 SMALL = CacheConfig(image_size=32)
 

@@ -26,8 +26,7 @@ from tasks.repeat.repeat import (
     repeat_training,
 )
 from tasks.storage import Storage, resolve_storage
-from tasks.train.identity import run_key
-from tasks.train.spec import TrainingSpec
+from tasks.train.spec import TrainingSpec, run_key
 
 TRAIN = TrainConfig(weights="none", freeze_backbone=False, device="cpu", precision="fp32")
 

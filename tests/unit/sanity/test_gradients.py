@@ -14,8 +14,8 @@ from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.network import Classifier, build_classifier
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
-from tasks.sanity import first_batches
-from tasks.sanity.gradients import check_gradients, measure_gradients, not_finite, without_gradient
+from tasks.sanity import checks
+from tasks.sanity.checks import check_gradients, measure_gradients, not_finite, without_gradient
 from tasks.train.phases import phases_of
 
 TRAIN = TrainConfig(model="mobilenet_v3_small", weights="none", freeze_backbone=False, batch_size=4, seed=1)
@@ -54,9 +54,9 @@ def test_layers_of_the_last_phase_are_checked(make_cache: Callable[..., CacheRef
         "classifier.0",
         "classifier.3",
     }
-    built = first_batches.first_batches(train, phases_of(train)[-1], cache, 1)
+    built = checks.first_batches(train, phases_of(train)[-1], cache, 1)
     assert built.optimizer.param_groups[0]["lr"] == 2e-4
-    head = first_batches.first_batches(train, phases_of(train)[0], cache, 1)
+    head = checks.first_batches(train, phases_of(train)[0], cache, 1)
     assert [name for name, value in head.classifier.named_parameters() if value.requires_grad] == [
         "network.classifier.3.weight",
         "network.classifier.3.bias",
@@ -70,7 +70,7 @@ def test_precision_is_that_of_training(make_cache: Callable[..., CacheRef], monk
     for image_size, wanted in ((128, "auto"), (128, "fp32"), (32, "auto")):
         cache = make_cache({"train": 4, "val": 3, "test": 3}, image_size=image_size, folder=f"{image_size}-{wanted}")
         train = TRAIN.model_copy(update={"precision": wanted, "device": "cpu"})
-        precisions.append(first_batches.first_batches(train, phases_of(train)[0], cache, 1).classifier.precision)
+        precisions.append(checks.first_batches(train, phases_of(train)[0], cache, 1).classifier.precision)
     assert precisions == [torch.bfloat16, None, None]
 
 
@@ -84,7 +84,7 @@ def test_parameters_that_do_not_affect_the_loss_are_in_the_error(
         classifier.network.unused = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
         return classifier
 
-    monkeypatch.setattr(first_batches, "build_classifier", with_more_layers)
+    monkeypatch.setattr(checks, "build_classifier", with_more_layers)
     cache = make_cache({"train": 4, "val": 3, "test": 3}, image_size=32)
 
     report = measure_gradients(TRAIN, cache, GradientConfig(num_batches=1))

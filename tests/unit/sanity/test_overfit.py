@@ -9,7 +9,7 @@ from tasks.config.sanity import OverfitConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, OverfitReport
-from tasks.sanity.overfit import check_overfitted, overfit_batch
+from tasks.sanity.checks import check_overfitted, overfit_batch
 
 TRAIN = TrainConfig(
     model="mobilenet_v3_small", weights="none", freeze_backbone=False, batch_size=4, learning_rate=0.003, seed=1

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from tasks.schema import TRAIN, VAL
-from tasks.train.averaging import WeightAverage
 from tasks.train.loop import fit
-from tasks.train.step import StepSettings
+from tasks.train.step import StepSettings, WeightAverage
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import TensorLoader, linear, loop_of, new_progress, separable, steps_of
 

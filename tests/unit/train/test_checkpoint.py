@@ -15,9 +15,8 @@ from tasks.errors import WrongInput
 from tasks.metrics.epoch import EpochMetrics
 from tasks.train import checkpoint
 from tasks.train.checkpoint import Checkpoints, restore_progress
-from tasks.train.early_stopping import EarlyStopping
-from tasks.train.identity import check_fits
-from tasks.train.progress import Progress
+from tasks.train.continuation import check_fits
+from tasks.train.progress import EarlyStopping, Progress
 from tests.fakes.small_training import CONFIG, Killed, Training, assert_same, kill_at
 
 

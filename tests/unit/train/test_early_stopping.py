@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tasks.train.early_stopping import EarlyStopping
+from tasks.train.progress import EarlyStopping
 
 
 def epochs_until_stop(stopping: EarlyStopping, values: list[float]) -> int:

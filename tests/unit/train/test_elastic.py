@@ -8,18 +8,17 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from tasks.broadcast import broadcast_value, wait_for_all
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.cache.virtual_ranks import VirtualRanks
+from tasks.cache.order import VirtualRanks
+from tasks.collectives import broadcast_value, wait_for_all
 from tasks.refs import CacheRef
 from tasks.schema import TRAIN, VAL
 from tasks.train import loop as loop_module
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
-from tasks.train.early_stopping import EarlyStopping
 from tasks.train.loop import LoopSettings, fit
-from tasks.train.progress import Progress
+from tasks.train.progress import EarlyStopping, Progress
 from tasks.train.step import StepSettings
 from tasks.train.step_callback import NullStepCallback
 from tests.fakes.small_training import Killed

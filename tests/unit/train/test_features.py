@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.cache.in_memory import InMemoryLoader
-from tasks.cache.loader import CacheLoader
+from tasks.cache.loader import CacheLoader, InMemoryLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
 from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.evaluate import Loader, evaluate, evaluate_in_detail
@@ -138,7 +137,7 @@ def test_progress_of_computing_features_is_logged(
     messages_of: Callable[[str], list[str]],
 ) -> None:
     """Progress is reported and logged at each interval, here after each batch."""
-    monkeypatch.setattr("tasks.train.feature_files.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.train.features.LOG_SECONDS", 0.0)
     monkeypatch.setattr("tasks.progress.count.UPDATE_SECONDS", 0.0)
     cache = make_cache({TRAIN: 150, VAL: 9}, image_size=32)
     reports: list[StepProgress] = []

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from tasks.train.checkpoint import CONTENT, Checkpoints
-from tasks.train.early_stopping import EarlyStopping
-from tasks.train.progress import Progress
+from tasks.train.progress import EarlyStopping, Progress
 
 LARGE = 200_000
 """Bytes of the weights, more than a file buffer, so that they are written directly."""

@@ -17,8 +17,7 @@ from tasks.errors import WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.train.continuation import adopt_checkpoint, can_be_continued, continued_run, continues
-from tasks.train.identity import run_key, run_keys
-from tasks.train.spec import TrainingSpec
+from tasks.train.spec import TrainingSpec, run_key, run_keys
 from tasks.tune.space import study_name
 
 CACHE = CacheRef(url="/caches/a", digest="d" * 64)
@@ -28,7 +27,7 @@ SCRATCH = {"weights": "none", "freeze_backbone": False}
 @pytest.fixture(autouse=True)
 def weights_of_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give all weights one digest, so that keys do not depend on the installed torchvision."""
-    monkeypatch.setattr("tasks.train.identity.weights_digest", lambda _model, _weights: "w")
+    monkeypatch.setattr("tasks.train.spec.weights_digest", lambda _model, _weights: "w")
 
 
 def key(train: TrainConfig, distributed: DistributedConfig | None = None) -> str:

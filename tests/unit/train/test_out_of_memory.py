@@ -7,7 +7,7 @@ import torch
 from tasks.config.train import TrainConfig
 from tasks.errors import OutOfMemory, is_retried, parse_user_error
 from tasks.orchestration.failure import state_message, way_out
-from tasks.train.out_of_memory import is_out_of_memory, translate_out_of_memory
+from tasks.train.run import is_out_of_memory, translate_out_of_memory
 
 TRAIN = TrainConfig(batch_size=64)
 

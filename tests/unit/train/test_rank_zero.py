@@ -6,9 +6,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from tasks.collectives import SingleProcess
-from tasks.train import rank_zero as module
-from tasks.train.rank_zero import run_on_rank_zero
+from tasks import collectives as module
+from tasks.collectives import SingleProcess, run_on_rank_zero
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 

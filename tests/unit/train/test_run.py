@@ -12,7 +12,7 @@ from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.device import choose_device, make_optimizer
 from tasks.refs import CacheRef
-from tasks.train.identity import run_key
+from tasks.train.spec import run_key
 
 CACHE = CacheRef(url="/caches/a", digest="d" * 64)
 

@@ -15,10 +15,10 @@ from tasks.config.train import TrainConfig
 from tasks.errors import TimeLimitExceeded
 from tasks.refs import CacheRef
 from tasks.storage import Storage
-from tasks.train import run_lock
-from tasks.train.run_lock import lock_training
+from tasks.train import run as run_module
+from tasks.train.checkpoint_files import training_lock
+from tasks.train.run import lock_training
 from tasks.train.spec import TrainingSpec
-from tasks.train.sweep import training_lock
 
 WAITS = r"another process has this training run \('.*\.lock' is locked\): waiting until it ends"
 
@@ -65,7 +65,7 @@ def test_process_waits_for_another_one_and_logs_it(
     messages_of: Callable[[str], list[str]],
 ) -> None:
     """It waits without a limit, since the other process may be training."""
-    monkeypatch.setattr(run_lock, "LOST_RANK_SECONDS", 0.0)
+    monkeypatch.setattr(run_module, "LOST_RANK_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "lakevision.train")
     logger = logging.getLogger("lakevision.train")
     with held_elsewhere(spec) as over:
@@ -86,7 +86,7 @@ def test_process_waits_for_another_one_and_logs_it(
 
 def test_lost_rank_that_keeps_the_lock_is_reported(spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose host hangs; ranks that start after a loss do not wait for it forever."""
-    monkeypatch.setattr(run_lock, "LOST_RANK_SECONDS", 0.3)
+    monkeypatch.setattr(run_module, "LOST_RANK_SECONDS", 0.3)
     again = spec.model_copy(update={"restart": 1, "lost_hosts": ("two",)})
     with (
         held_elsewhere(spec),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tasks.config.train import TrainConfig
-from tasks.train.early_stopping import EarlyStopping
+from tasks.train.progress import EarlyStopping
 from tasks.train.schedule import LearningRate, count_plateaus, learning_rate, warmup_length
 
 

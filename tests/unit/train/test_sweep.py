@@ -8,8 +8,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from tasks.train.checkpoint_files import keep_finished
-from tasks.train.sweep import launch_lock, sweep_checkpoints, training_lock
+from tasks.train.checkpoint_files import keep_finished, launch_lock, sweep_checkpoints, training_lock
 
 DAY = 86_400
 NOW = 1_700_000_000.0

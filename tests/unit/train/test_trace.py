@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tasks.config.train import TrainConfig
-from tasks.train.step_callback import NullStepCallback
-from tasks.train.trace import TracedSteps
+from tasks.train.step_callback import NullStepCallback, TracedSteps
 
 
 class Deciding(NullStepCallback):

@@ -1,0 +1,84 @@
+"""Writing of images to cache files in a Spark task; ranks, which write features, need neither Spark nor a decoder."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image
+from pyspark import Accumulator
+
+from tasks.cache.write import RowFileWriter
+from tasks.config.cache import CacheConfig
+from tasks.model_package.decode import decode_pixels, encode_jpeg
+from tasks.schema import CACHE_PART_ARROW, cache_schema
+from tasks.spark.progress import EndedParts
+from tasks.spark.worker_log import WorkerCount, log_from_worker
+
+
+class CacheFileWriter(RowFileWriter):
+    """Writer of the images of one cache file in the format of the cache."""
+
+    def __init__(self, url: str, split: str, number: int, cache_config: CacheConfig, rows_per_group: int) -> None:
+        schema = cache_schema(cache_config.pixel_bytes if cache_config.format == "uint8" else None)
+        super().__init__(url, split, number, schema, rows_per_group)
+        self._cache = cache_config
+
+    def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
+        """Append one image, uint8 HWC."""
+        self.add_content(self._encode(pixels), label, row)
+
+    def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+        if self._cache.format == "uint8":
+            return pixels.tobytes()
+        # Chroma subsampling as in nearly every photo that is read.
+        return encode_jpeg(Image.fromarray(pixels), self._cache.jpeg_quality, "4:2:0")
+
+
+def _part(writer: CacheFileWriter) -> dict[str, Any]:
+    """Close the file and return its row of CACHE_PART_ARROW."""
+    return {"split": writer.split} | writer.close().model_dump()
+
+
+def make_writer(
+    url: str,
+    cache_config: CacheConfig,
+    rows_per_group: Mapping[str, int],
+    rows_per_file: Mapping[str, int],
+    ended: Accumulator[EndedParts] | None = None,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function for `mapInArrow`.
+
+    It takes batches of (split, file, label_index, content), sorted by split and row, with all rows of a file in one
+    task. It yields one row of CACHE_PART_ARROW per file, and adds each task that ends to `ended`.
+    """
+    driver = os.getpid()
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count = WorkerCount("cache", driver, ended)
+        writer: CacheFileWriter | None = None
+        current: tuple[str, int] | None = None
+        row = 0
+        parts: list[dict[str, Any]] = []
+        for batch in batches:
+            for image in batch.to_pylist():
+                place = (image["split"], image["file"])
+                if writer is None or place != current:
+                    if writer is not None:
+                        parts.append(_part(writer))
+                    writer = CacheFileWriter(url, *place, cache_config, rows_per_group[place[0]])
+                    current, row = place, image["file"] * rows_per_file[image["split"]]
+                pixels = decode_pixels(image["content"], cache_config.image_size)
+                writer.add(pixels, image["label_index"], row)
+                row += 1
+                count.add(1)
+        if writer is not None:
+            parts.append(_part(writer))
+        count.close()
+        if parts:
+            log_from_worker(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} images")
+            yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)
+
+    return write
