@@ -1,8 +1,9 @@
 """Checkpoints that a training run resumes from: its own, or that of a run with another key.
 
-Another key has the same run in older releases, or a run of fewer epochs. More epochs continue a run where the learning rate of its steps stays the same: with the schedules `constant` and
-`plateau`, in the first phase, and with the same warm-up. The weights are then those of a run that had as many epochs
-from the start. With `cosine` and `one_cycle` every step of the longer run has another learning rate.
+Another key has the same run in older releases, or a run of fewer epochs. More epochs continue a run where the learning
+rate of its steps stays the same: with the schedules `constant` and `plateau`, in the first phase, and with the same
+warm-up. The weights are then those of a run that had as many epochs from the start. With `cosine` and `one_cycle` every
+step of the longer run has another learning rate.
 """
 
 import logging

@@ -6,14 +6,16 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from tasks.cache.loader import Batch
 from tasks.cache.order import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.errors import Diverged
@@ -77,24 +79,44 @@ class LoopSettings:
         return own if self.buffers is None else self.buffers.ranks
 
 
-class _StepTimer:
-    """Timer that adds the time of the steps, and of waiting for batches, to a running epoch."""
+class StepPart(NamedTuple):
+    """One of the batches whose gradients make a step, on this rank."""
 
-    def __init__(self, running: RunningEpoch) -> None:
-        self._running = running
-        self.restart()
+    batch: Batch
+    step: int
+    """Number of the step in its epoch."""
+    virtual: int | None
+    """Virtual rank whose batch it is; None for an empty batch."""
+    seed: int
+    """Seed of the random numbers of its forward pass."""
+    num_global_rows: int
+    """Images of the whole step, over all ranks."""
+    is_first: bool
+    is_last: bool
 
-    def restart(self) -> None:
-        """Start waiting for the next batch; the time since the last `stop` is not counted."""
-        self._began = time.perf_counter()
 
-    def batch_arrived(self) -> None:
-        """Add the time of waiting for a batch."""
-        self._running.waited += time.perf_counter() - self._began
+def step_parts(loader: Loader, loop: LoopSettings, epoch: int, running: RunningEpoch) -> Iterator[StepPart]:
+    """Yield the batches that are left of an epoch, and add the time of waiting for them to `running`.
 
-    def stop(self) -> None:
-        """Add the time of the step since `restart`."""
-        self._running.seconds += time.perf_counter() - self._began
+    A rank takes `accumulate_steps` batches before a step, each of all its virtual ranks.
+    """
+    ranks, start = loop.ranks, running.position
+    num_parts = loop.step.accumulate_steps * ranks.num_turns
+    first_batch = running.steps * num_parts
+    began = time.perf_counter()
+    for number, batch in enumerate(loader.epoch(epoch, start), first_batch):
+        running.waited += time.perf_counter() - began
+        step, part = divmod(number, num_parts)
+        end = min(loader.num_steps, (step + 1) * num_parts)
+        if part == 0:
+            in_step = range(number - first_batch, end - first_batch)
+            num_global_rows = sum(loader.num_global_rows(index, start) for index in in_step)
+        # Seeded per batch and virtual rank, so that a run resumed here draws the same dropout as an uninterrupted one.
+        turn, place = divmod(number, ranks.num_turns)
+        virtual = ranks.at(place)
+        seed = step_seed(loop.step.seed, epoch, turn, 0 if virtual is None else virtual)
+        yield StepPart(batch, step, virtual, seed, num_global_rows, is_first=part == 0, is_last=number == end - 1)
+        began = time.perf_counter()
 
 
 def train_one_epoch(
@@ -121,65 +143,48 @@ def train_one_epoch(
     model.train()
     device, reducer, settings, running = loop.device, loop.reducer, loop.step, running or RunningEpoch()
     running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
-    start, steps_per_epoch = running.position, count_steps(loader, settings, loop.ranks)
-    # A rank with several virtual ranks takes the batches of all of them before a step.
-    ranks, num_parts = loop.ranks, settings.accumulate_steps * loop.ranks.num_turns
-    first_batch = running.steps * num_parts
+    steps_per_epoch = count_steps(loader, settings, loop.ranks)
     guard = NonFiniteGuard(model, reducer, device, epoch, steps_per_epoch)
     averaging = reducer.wrap_model(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
-    timer = _StepTimer(running)
+    began = time.perf_counter()
     # Signals interrupt between steps, never within one.
     with defer_signals(), stepping("training", epoch) as begin_step:
-        for number, batch in enumerate(loader.epoch(epoch, start), first_batch):
-            timer.batch_arrived()
-            step, part = divmod(number, num_parts)
-            begin_step(step)
-            parts_end = min(loader.num_steps, (step + 1) * num_parts)
-            if part == 0:
-                set_learning_rate(optimizer, loop.learning_rate(epoch * steps_per_epoch + step))
+        for part in step_parts(loader, loop, epoch, running):
+            begin_step(part.step)
+            if part.is_first:
+                set_learning_rate(optimizer, loop.learning_rate(epoch * steps_per_epoch + part.step))
                 optimizer.zero_grad()
-                batches = range(number - first_batch, parts_end - first_batch)
-                num_global_rows = sum(loader.num_global_rows(index, start) for index in batches)
-            # Seeded per batch and virtual rank, so that a run resumed here draws the same dropout as an uninterrupted
-            # one.
-            turn, virtual = number // ranks.num_turns, ranks.at(number % ranks.num_turns)
-            seed = step_seed(settings.seed, epoch, turn, 0 if virtual is None else virtual)
-            seed_step(device, seed)
+            seed_step(device, part.seed)
             if loop.buffers is not None:
-                loop.buffers.use(virtual)
-            guard.begin_step(step, batch.rows_B.tolist())
-            is_last_part = number == parts_end - 1
+                loop.buffers.use(part.virtual)
+            guard.begin_step(part.step, part.batch.rows_B.tolist())
             loss = None
             # To synchronized batch norms, a rank without images contributes, too.
-            if len(batch.labels_B) or settings.sync_batch_norm:
-                inputs = batch.inputs.to(device, non_blocking=True)
-                labels_B = batch.labels_B.to(device, non_blocking=True)
+            if len(part.batch.labels_B) or settings.sync_batch_norm:
+                inputs = part.batch.inputs.to(device, non_blocking=True)
+                labels_B = part.batch.labels_B.to(device, non_blocking=True)
                 # Only the last part's backward pass averages gradients, so only its forward pass prepares for that.
-                passed = averaging if is_last_part else model
+                passed = averaging if part.is_last else model
                 total = summed_loss(passed, inputs, labels_B, settings, running, reducer)
-                total = guard.check_loss(total, partial(replayed_inputs, inputs, labels_B, settings, seed))
+                total = guard.check_loss(total, partial(replayed_inputs, inputs, labels_B, settings, part.seed))
                 # Ranks may have different numbers of images. With this divisor, the gradients averaged over the ranks
                 # are exactly the gradient of the mean loss over all images of the step.
-                loss = total * reducer.num_ranks / num_global_rows
-            if not is_last_part:
-                if loss is not None:
-                    accumulate_gradients(parameters, loss)
-                timer.stop()
-                timer.restart()
+                loss = total * reducer.num_ranks / part.num_global_rows
+            if not part.is_last:
+                accumulate_gradients(parameters, loss)
                 continue
             # A rank without images in this batch contributes gradients of zero.
             reducer.backward(loss)
             reducer.step(optimizer, clip_gradients)
             if loop.average is not None:
-                loop.average.update((epoch - loop.first_epoch) * steps_per_epoch + step)
-            running.position, running.steps = running.position + num_global_rows, step + 1
-            timer.stop()
-            is_over = loop.step_callback.after_step()
-            timer.restart()  # The time of writing a checkpoint is not counted.
-            if is_over:
+                loop.average.update((epoch - loop.first_epoch) * steps_per_epoch + part.step)
+            running.position, running.steps = running.position + part.num_global_rows, part.step + 1
+            running.seconds += time.perf_counter() - began
+            if loop.step_callback.after_step():
                 break
+            began = time.perf_counter()  # The time of writing a checkpoint is not counted.
     return reduce_epoch(running, reducer)
 
 
@@ -188,11 +193,13 @@ def count_steps(loader: Loader, settings: StepSettings, ranks: VirtualRanks) -> 
     return math.ceil(loader.num_steps / (settings.accumulate_steps * ranks.num_turns))
 
 
-def accumulate_gradients(parameters: Sequence[nn.Parameter], loss: torch.Tensor) -> None:
-    """Add the gradients of a part of a step, before the last one, to those of its earlier parts.
+def accumulate_gradients(parameters: Sequence[nn.Parameter], loss: torch.Tensor | None) -> None:
+    """Add the gradients of a part of a step, before the last one, to those of its earlier parts; None adds nothing.
 
     Unlike `Reducer.backward` of the last part, it does not run the hooks that send a gradient to the other ranks.
     """
+    if loss is None:
+        return
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
         if gradient is None:
