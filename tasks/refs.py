@@ -137,6 +137,10 @@ class MaintenanceReport(Ref):
     tables: list[TableMaintenance]
 
 
+TRIAL_TAG = "lakevision.trial"
+"""Tag of the training run of a trial, with its number."""
+
+
 class TrialReport(Ref):
     """Result of one trial of a hyper-parameter search, or of a training run outside a search."""
 

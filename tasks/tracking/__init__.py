@@ -58,7 +58,6 @@ from tasks.tracking.runs import (
     versions_in,
 )
 from tasks.tracking.searches import (
-    TRIAL_TAG,
     ParentRun,
     find_newest_run,
     mark_pruned,
@@ -102,7 +101,6 @@ __all__ = [
     "SYSTEM_METRICS",
     "TABLE_ID_TAG",
     "TABLE_TAGS",
-    "TRIAL_TAG",
     "EndStatus",
     "EvaluatedRun",
     "LoggedTraining",

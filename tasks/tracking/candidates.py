@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from mlflow.entities import Run
 
 from tasks.errors import WrongInput
-from tasks.refs import RunRef, TableRef
+from tasks.refs import TRIAL_TAG, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.pages import all_results
-from tasks.tracking.searches import TRIAL_TAG
 from tasks.tracking.server import client_of, prepare_tracking
 
 CHOSEN_TAG = "lakevision.chosen"

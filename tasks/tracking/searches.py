@@ -10,13 +10,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunStatus
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from tasks.refs import TRIAL_TAG
 from tasks.storage import Storage
 from tasks.tracking.files import log_json
 from tasks.tracking.runs import CONFIG_FILE, KEY_TAG, flat_params, runs_with_key
 from tasks.tracking.server import client_of, log_metrics, prepare_writing
 
 PRUNED_TAG = "lakevision.pruned"
-TRIAL_TAG = "lakevision.trial"
 
 
 @dataclass(frozen=True)

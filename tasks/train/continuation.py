@@ -13,10 +13,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks import tracking
 from tasks.errors import WrongInput, join_names
+from tasks.refs import TRIAL_TAG
 from tasks.train.checkpoint import Checkpoints
-from tasks.train.checkpoint_files import FINISHED, files_of, newest_position, written_at_once
+from tasks.train.checkpoint_files import (
+    FINISHED,
+    files_of,
+    keep_finished,
+    newest_position,
+    remove_checkpoints,
+    written_at_once,
+)
 from tasks.train.schedule import warmup_length
 from tasks.train.spec import TrainingSpec, key_of
 
@@ -28,7 +35,12 @@ def can_be_continued(spec: TrainingSpec) -> bool:
 
     Trials are no such runs: there may be hundreds of them. Neither are repetitions, which train from the start.
     """
-    return spec.train.continues and spec.repetition is None and tracking.TRIAL_TAG not in spec.tags
+    return spec.train.continues and spec.repetition is None and TRIAL_TAG not in spec.tags
+
+
+def end_checkpoints(spec: TrainingSpec) -> None:
+    """Remove the checkpoints of the finished run, except for the last one if more epochs may continue it."""
+    (keep_finished if can_be_continued(spec) else remove_checkpoints)(spec.storage.checkpoints / spec.key)
 
 
 def num_epochs(content: Mapping[str, Any]) -> int | None:

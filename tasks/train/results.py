@@ -1,39 +1,169 @@
-"""Contents of the MLflow run: name, tags, parameters and data at the start, results at the end."""
+"""The MLflow run of a training run: name, tags, parameters and data, metrics while it trains, and results at the end.
+
+Only rank 0 imports this module, which loads MLflow, tables and figures.
+"""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from tasks import tracking
 from tasks.credentials import without_credentials
 from tasks.metrics.evaluate import PrecisionDifference
 from tasks.model.device import processor_name
 from tasks.model.precision import precision_name
 from tasks.model.pretrained import weights_digest
 from tasks.model_package.classifier import save_classifier
-from tasks.refs import TableRef
+from tasks.progress.activity import working
+from tasks.refs import TRIAL_TAG, RunRef, TableRef
 from tasks.report.model_card import TrainingFacts
 from tasks.report.report import log_report
 from tasks.schema import TRAIN
 from tasks.spark.session import NeedsSpark
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source
-from tasks.tracking import (
-    FLOW_SOURCE_TAG,
-    REPEAT_TAG,
-    RESUMED_WITH_CHANGES_TAG,
-    TABLE_ID_TAG,
-    TRIAL_TAG,
-    TrackedRun,
-    TrainingData,
-)
+from tasks.tracking import FLOW_SOURCE_TAG, REPEAT_TAG, RESUMED_WITH_CHANGES_TAG, TABLE_ID_TAG, TrackedRun, TrainingData
+from tasks.train.checkpoint import Checkpoints
+from tasks.train.continuation import continued_run, end_checkpoints
 from tasks.train.phases import TrainingContext
-from tasks.train.progress import Progress
+from tasks.train.progress import Progress, ResumePoint
+from tasks.train.provenance import append_to_note, provenance_changes, recorded_provenance
 from tasks.train.serving_form import ServingEvaluation
+from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.train")
+
+SEND_SECONDS = 2.0
+"""Maximum seconds for sending the remaining metrics when training is interrupted."""
+
+
+def find_resume_point(spec: TrainingSpec, checkpoints: Checkpoints) -> ResumePoint:
+    """Return the state that earlier processes left of the training run; the caller holds its lock."""
+    with tracking.translate_outage(spec.storage):
+        storage, key = spec.storage, spec.key
+        finished = tracking.find_finished_run(storage, *spec.keys)
+        if finished is not None:
+            end_checkpoints(spec)  # The process that finished it may have been killed before.
+            return ResumePoint(finished=finished)
+        name, resume = checkpoints.newest()
+        if name is not None and continued_run(spec, checkpoints.peek(name)) is not None:
+            resume = None  # The run of fewer epochs stays as it is.
+        if resume is None or not tracking.has_run(storage, resume):
+            # Killed before its first checkpoint; or the MLflow run was deleted, and training resumes in another one.
+            resume = tracking.find_unfinished_run(storage, key)
+        for own in spec.keys:
+            tracking.end_abandoned_runs(storage, own, keep=resume)
+        return ResumePoint(checkpoint=name, resume=resume)
+
+
+class Record:
+    """The open MLflow run of a training run: epochs and tags are sent to it while it trains, and results at the end."""
+
+    def __init__(self, run: TrackedRun, sender: tracking.MetricSender, progress: Progress) -> None:
+        self.run_id = run.run_id
+        self._run = run
+        self._sender = sender
+        self._progress = progress
+        self._num_logged = 0
+        self._sent_epochs: set[int] = set()
+
+    def resume(self, continued: str | None) -> None:
+        """Send the metrics and tags of a checkpoint that the server did not receive.
+
+        Args:
+            continued: MLflow run of fewer epochs that this one continues; None if the checkpoint is of this run.
+        """
+        if continued:
+            self.set_tag(tracking.CONTINUES_TAG, continued)
+        self._num_logged = len(self._progress.history)
+        self._sent_epochs = self._sender.steps_sent("val_loss")
+        self.send_epochs()
+        for tag, text in self._progress.tags.items():
+            self._sender.send_tag(tag, text)
+
+    def note_changes(self, before: dict[str, str], *, has_checkpoint: bool) -> None:
+        """Log a warning and set a tag if the provenance differs from `before`, that of a checkpoint, or from the run's.
+
+        Values missing in the checkpoint come from the run's parameters, which MLflow never changes.
+        """
+        changed = provenance_changes(recorded_provenance(self._run) | before, self._progress.provenance)
+        if not changed:
+            return
+        consequence = (
+            "the weights may match those of neither environment"
+            if has_checkpoint
+            else "the MLflow parameters are those of the first start"
+        )
+        logger.warning("training resumes with changes: %s; %s", "; ".join(changed), consequence)
+        self.set_tag(
+            RESUMED_WITH_CHANGES_TAG, append_to_note(self._progress.tags.get(RESUMED_WITH_CHANGES_TAG), changed)
+        )
+
+    def set_tag(self, tag: str, text: str) -> None:
+        """Set a tag of the MLflow run; it is kept in the checkpoint until it is sent."""
+        self._progress.tags[tag] = text
+        self._sender.send_tag(tag, text)
+
+    def set_batch_size(self, phase: int) -> None:
+        """Set the tag with the batch size that was chosen for a phase."""
+        self.set_tag(f"{tracking.BATCH_SIZE_TAG}{phase}", str(self._progress.batch_size))
+
+    def send_epochs(self) -> None:
+        """Send and log the epochs that were not sent or logged yet, also those that an earlier process trained."""
+        for metrics in self._progress.history:
+            if metrics.epoch not in self._sent_epochs:
+                self._sender.send(metrics.values(), metrics.epoch)
+                self._sent_epochs.add(metrics.epoch)
+        for metrics in self._progress.history[self._num_logged :]:
+            logger.info(
+                "epoch %d: train loss %.4f, val loss %.4f, val accuracy %.4f, %.0f images/s",
+                metrics.epoch, metrics.train_loss, metrics.val_loss, metrics.val_accuracy, metrics.images_per_second,
+            )  # fmt: skip
+        self._num_logged = len(self._progress.history)
+
+    def log_trace(self, folder: Path) -> None:
+        """Log the trace of a phase."""
+        self._run.log_folder(folder, "trace")
+
+    def abandon(self) -> None:
+        """Send what is left, after an error; metrics not sent within SEND_SECONDS are sent when training resumes."""
+        try:
+            self._sender.close(SEND_SECONDS)
+        except Exception as error:
+            logger.warning("not all metrics were sent: %s", error)
+
+    def finish(self, context: TrainingContext, test: ServingEvaluation) -> RunRef:
+        """Send the remaining metrics and log the results."""
+        with working("logging the results"):
+            self.send_epochs()  # If the disk was full, the last epochs have no checkpoint and were not sent.
+            self._sender.close()
+            log_results(self._run, context, self._progress, test)
+        return RunRef(run_id=self.run_id)
+
+
+@contextmanager
+def open_record(context: TrainingContext, progress: Progress, resume: str | None) -> Iterator[Record]:
+    """Open the MLflow run of a training run for the block.
+
+    Args:
+        context: The training run.
+        progress: Its progress.
+        resume: Id of the MLflow run to resume; None starts another one.
+    """
+    storage = context.spec.storage
+    if resume is not None and (table := tracking.recorded_table(storage, resume)):
+        # Another version, or another table with the same bytes, may have asked meanwhile.
+        context.manifest = context.manifest.model_copy(update={"table": table})
+    data = training_data(context)
+    name, config, tags = run_name(context), run_config(context, data), run_tags(context)
+    with tracking.tracked_run(storage, name, context.spec.key, config, tags, resume) as run:
+        run.log_data(data)
+        yield Record(run, tracking.MetricSender(storage, run.run_id), progress)
 
 
 def training_data(context: TrainingContext) -> TrainingData:

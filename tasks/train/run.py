@@ -9,7 +9,6 @@ import filelock
 import torch
 from pydantic import TypeAdapter
 
-from tasks import tracking
 from tasks.collectives import Reducer, SingleProcess, run_on_rank_zero
 from tasks.config.train import TrainConfig
 from tasks.errors import OutOfMemory, TimeLimitExceeded
@@ -17,10 +16,12 @@ from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
 from tasks.train.checkpoint_copies import send_newest_checkpoint
 from tasks.train.checkpoint_files import sweep_checkpoints, training_lock
-from tasks.train.continuation import adopt_checkpoint, continued_run
+from tasks.train.continuation import adopt_checkpoint, end_checkpoints
 from tasks.train.progress import ReportedEpoch, ResumePoint
 from tasks.train.spec import TrainingSpec
 from tasks.train.training import Training
+
+logger = logging.getLogger("lakevision.train")
 
 RESUME_POINT = TypeAdapter(ResumePoint)
 
@@ -62,35 +63,17 @@ def train_model(
             sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
             if spec.shares_home:
                 adopt_checkpoint(spec)
-            with tracking.translate_outage(spec.storage):
-                return _find_resume_point(training, spec)
+            # Here: only rank 0 loads MLflow, tables and figures.
+            from tasks.train.results import find_resume_point
+
+            return find_resume_point(spec, training.checkpoints)
 
         run = training.run(run_on_rank_zero(reducer, RESUME_POINT, begin))
         if training.writes and reducer.rank != 0:  # As rank 0 does for its host.
-            training.end_checkpoints()
+            end_checkpoints(spec)
             sweep_checkpoints(spec.storage.checkpoints, spec.train.keep_checkpoint_days)
         return run
 
-
-def _find_resume_point(training: Training, spec: TrainingSpec) -> ResumePoint:
-    """Return the state that earlier processes left of the training run; the caller holds its lock."""
-    storage, key = spec.storage, spec.key
-    finished = tracking.find_finished_run(storage, *spec.keys)
-    if finished is not None:
-        training.end_checkpoints()  # The process that finished it may have been killed before.
-        return ResumePoint(finished=finished)
-    name, resume = training.checkpoints.newest()
-    if name is not None and continued_run(spec, training.checkpoints.peek(name)) is not None:
-        resume = None  # The run of fewer epochs stays as it is.
-    if resume is None or not tracking.has_run(storage, resume):
-        # Killed before its first checkpoint; or the MLflow run was deleted, and training resumes in another one.
-        resume = tracking.find_unfinished_run(storage, key)
-    for own in spec.keys:
-        tracking.end_abandoned_runs(storage, own, keep=resume)
-    return ResumePoint(checkpoint=name, resume=resume)
-
-
-logger = logging.getLogger("lakevision.train")
 
 LOST_RANK_SECONDS = 120.0
 """Time limit for a lost rank to release its lock.

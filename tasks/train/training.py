@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter
 
-from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.collectives import Reducer, SingleProcess, broadcast_value, run_on_rank_zero, wait_for_rank_zero
 from tasks.environment import given_threads, local_rank_and_size
@@ -19,22 +18,21 @@ from tasks.model.network import build_classifier, copy_of_state
 from tasks.progress.activity import expect_slow_steps, working
 from tasks.progress.start_clock import process_start
 from tasks.refs import RunRef
-from tasks.report.image_names import name_images
 from tasks.schema import TRAIN
 from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_copies import writes_checkpoints
-from tasks.train.checkpoint_files import keep_finished, remove_checkpoints
-from tasks.train.continuation import can_be_continued, check_fits, continued_run, neutral_settings
+from tasks.train.continuation import check_fits, continued_run, end_checkpoints, neutral_settings
 from tasks.train.loop import LoopSettings, fit, has_epochs_left
 from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
 from tasks.train.progress import EarlyStopping, Progress, ReportedEpoch, ResumePoint
-from tasks.train.provenance import append_to_note, current_provenance, provenance_changes, recorded_provenance
-from tasks.train.results import log_results, run_config, run_name, run_tags, training_data
-from tasks.train.serving_form import ServingEvaluation, evaluate_serving_form
+from tasks.train.serving_form import evaluate_serving_form
 from tasks.train.spec import TrainingSpec
 from tasks.train.step import WeightAverage
 from tasks.train.step_callback import StepCallback, TracedSteps
+
+if TYPE_CHECKING:
+    from tasks.train.results import Record
 
 logger = logging.getLogger("lakevision.train")
 
@@ -42,9 +40,6 @@ RUN = TypeAdapter(RunRef)
 
 RANK_ZERO_PART = TypeAdapter(tuple[str, dict[str, str]])
 """What only rank 0 knows of a checkpoint: the id of the MLflow run, and the tags that training sets on it."""
-
-SEND_SECONDS = 2.0
-"""Maximum seconds for sending the remaining metrics when training is interrupted."""
 
 
 class Training:
@@ -67,10 +62,7 @@ class Training:
             )
         )
         # Set on rank 0 while the MLflow run is open.
-        self._run: tracking.TrackedRun | None = None
-        self._sender: tracking.MetricSender | None = None
-        self._num_logged = 0
-        self._sent_epochs: set[int] = set()
+        self._record: Record | None = None
 
     def run(self, resume_point: ResumePoint) -> RunRef:
         """Train on this rank."""
@@ -88,68 +80,30 @@ class Training:
             restore_progress(checkpoint, self.progress, self._reducer.rank)
             logger.info("resuming at epoch %d, image %d", self.progress.next_epoch, self.progress.running.position)
         self.progress.classes = context.manifest.classes
-        provenance_before = self.progress.provenance
-        self.progress.provenance = current_provenance(context.device, context.precision)
         if self._reducer.rank != 0:
+            if self.writes:
+                self.progress.provenance = _provenance(context)
             self._run_phases(context, checkpoint)
             evaluate_serving_form(context)
             return wait_for_rank_zero(self._reducer, RUN)
-        if resume_point.resume is not None and (table := tracking.recorded_table(self._storage, resume_point.resume)):
-            # Another version, or another table with the same bytes, may have asked meanwhile.
-            context.manifest = context.manifest.model_copy(update={"table": table})
-        data = training_data(context)
-        name, config, tags = run_name(context), run_config(context, data), run_tags(context)
-        with tracking.tracked_run(self._storage, name, self._spec.key, config, tags, resume_point.resume) as run:
-            run.log_data(data)
-            self._run, self._sender = run, tracking.MetricSender(self._storage, run.run_id)
+        # Here: only rank 0 loads MLflow, tables and figures.
+        from tasks.train.results import open_record
+
+        before, self.progress.provenance = self.progress.provenance, _provenance(context)
+        with open_record(context, self.progress, resume_point.resume) as record:
+            self._record = record
             if checkpoint is not None:
-                if continued := continued_run(self._spec, checkpoint):
-                    self._set_tag(tracking.CONTINUES_TAG, continued)
-                self._num_logged = len(self.progress.history)
-                self._sent_epochs = self._sender.steps_sent("val_loss")
-                # Metrics and tags in the checkpoint that the server did not receive.
-                self._send_epochs()
-                for tag, text in self.progress.tags.items():
-                    self._sender.send_tag(tag, text)
-            # Values missing in the checkpoint come from the run's parameters, which MLflow never changes.
-            changed = provenance_changes(recorded_provenance(run) | provenance_before, self.progress.provenance)
-            if changed:
-                consequence = (
-                    "the weights may match those of neither environment"
-                    if checkpoint
-                    else "the MLflow parameters are those of the first start"
-                )
-                logger.warning("training resumes with changes: %s; %s", "; ".join(changed), consequence)
-                self._set_tag(
-                    tracking.RESUMED_WITH_CHANGES_TAG,
-                    append_to_note(self.progress.tags.get(tracking.RESUMED_WITH_CHANGES_TAG), changed),
-                )
+                record.resume(continued_run(self._spec, checkpoint))
+            record.note_changes(before, has_checkpoint=checkpoint is not None)
             try:
                 self._run_phases(context, checkpoint)
                 test = evaluate_serving_form(context)
             except BaseException:
-                # Metrics not sent within this time are in the checkpoint, and are sent when training resumes.
-                try:
-                    self._sender.close(SEND_SECONDS)
-                except Exception as error:
-                    logger.warning("not all metrics were sent: %s", error)
+                record.abandon()
                 raise
-            result = run_on_rank_zero(self._reducer, RUN, lambda: self._finish(run, context, test))
-        self.end_checkpoints()
+            result = run_on_rank_zero(self._reducer, RUN, lambda: record.finish(context, test))
+        end_checkpoints(self._spec)
         return result
-
-    def end_checkpoints(self) -> None:
-        """Remove the checkpoints of the finished run, except for the last one if more epochs may continue it."""
-        (keep_finished if can_be_continued(self._spec) else remove_checkpoints)(self.folder)
-
-    def _finish(self, run: tracking.TrackedRun, context: TrainingContext, test: ServingEvaluation) -> RunRef:
-        """Send the remaining metrics and log the results, on rank 0."""
-        assert self._sender is not None, "a run has a sender"
-        with working("logging the results"):
-            self._send_epochs()  # If the disk was full, the last epochs have no checkpoint and were not sent.
-            self._sender.close()
-            log_results(run, context, self.progress, test)
-        return RunRef(run_id=run.run_id)
 
     def _prepare(self) -> TrainingContext:
         train, reducer = self._train, self._reducer
@@ -180,8 +134,8 @@ class Training:
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
                 progress.best_state, progress.average = copy_of_state(classifier), {}
             trainable = prepare_phase(context, phase, progress)
-            if self._sender is not None and self._train.batch_size == "auto":
-                self._set_tag(f"{tracking.BATCH_SIZE_TAG}{phase.number}", str(progress.batch_size))
+            if self._record is not None and self._train.batch_size == "auto":
+                self._record.set_batch_size(phase.number)
             if checkpoint is not None and checkpoint["phase"] == phase.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, trainable.buffers)
             process_start.passed("preparation")
@@ -196,13 +150,13 @@ class Training:
         def save() -> None:
             with working("writing a checkpoint"):
                 content = self.checkpoints.collect(model, optimizer, progress, reducer, trainable.buffers)
-                run_id = "" if self._run is None else self._run.run_id
+                run_id = "" if self._record is None else self._record.run_id
                 if not self._spec.shares_home:  # The first rank of each host writes it.
                     run_id, content["tags"] = broadcast_value(reducer, RANK_ZERO_PART, (run_id, progress.tags))
                 is_saved = self.writes and self.checkpoints.save(content, progress, run_id)
                 # Metrics are sent with the checkpoint that covers them, so that none is logged twice.
-                if self._run is not None and is_saved:
-                    self._send_epochs()
+                if self._record is not None and is_saved:
+                    self._record.send_epochs()
 
         def seconds_left() -> float:
             return (train.max_seconds or float("inf")) - progress.seconds - progress.running.seconds
@@ -212,9 +166,9 @@ class Training:
         )
 
         traced = None
-        if train.trace_steps and self._run is not None:
-            run, name = self._run, f"phase-{progress.phase:02d}.json.gz"
-            traced = TracedSteps(step_callback, train.trace_steps, name, lambda folder: run.log_folder(folder, "trace"))
+        if train.trace_steps and self._record is not None:
+            name = f"phase-{progress.phase:02d}.json.gz"
+            traced = TracedSteps(step_callback, train.trace_steps, name, self._record.log_trace)
 
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
             save()
@@ -248,34 +202,23 @@ class Training:
                 traced.end()
             return is_over
         except Diverged as diverged:
+            from tasks.report.image_names import name_images  # Here: it loads Spark and Delta.
+
             raise diverged.with_image_names(
                 lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)
             ) from None
         except KeyboardInterrupt:
             # Interrupted in the validation, when all ranks have trained the epoch; otherwise the checkpoint is written.
-            if self._run is not None and progress.running.is_trained:
+            if self._record is not None and progress.running.is_trained:
                 content = self.checkpoints.collect(model, optimizer, progress, SingleProcess())
-                self.checkpoints.save(content, progress, self._run.run_id)
+                self.checkpoints.save(content, progress, self._record.run_id)
             raise
         finally:
             reducer.release_optimizer(optimizer)
 
-    def _set_tag(self, tag: str, text: str) -> None:
-        """Set a tag of the MLflow run; it is kept in the checkpoint until it is sent."""
-        assert self._sender is not None, "a run has a sender"
-        self.progress.tags[tag] = text
-        self._sender.send_tag(tag, text)
 
-    def _send_epochs(self) -> None:
-        """Send and log the epochs that were not sent or logged yet, also those that an earlier process trained."""
-        assert self._sender is not None, "a run has a sender"
-        for metrics in self.progress.history:
-            if metrics.epoch not in self._sent_epochs:
-                self._sender.send(metrics.values(), metrics.epoch)
-                self._sent_epochs.add(metrics.epoch)
-        for metrics in self.progress.history[self._num_logged :]:
-            logger.info(
-                "epoch %d: train loss %.4f, val loss %.4f, val accuracy %.4f, %.0f images/s",
-                metrics.epoch, metrics.train_loss, metrics.val_loss, metrics.val_accuracy, metrics.images_per_second,
-            )  # fmt: skip
-        self._num_logged = len(self.progress.history)
+def _provenance(context: TrainingContext) -> dict[str, str]:
+    # Here: it asks MLflow's package for the code, and other ranks write no provenance.
+    from tasks.train.provenance import current_provenance
+
+    return current_provenance(context.device, context.precision)
