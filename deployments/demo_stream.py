@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image, ImageOps
 
-from tasks.schema import CHANGE_FEED, IMAGES_ARROW, TEST
+from tasks.refs import TEST
+from tasks.schema import CHANGE_FEED, IMAGES_ARROW
 from tasks.storage import Storage
 from tasks.tables.direct_commits import append_rows
 from tasks.tables.snapshots import latest, newest_snapshot, read_batches

@@ -1,8 +1,11 @@
-"""References and reports that tasks pass to each other: small frozen models."""
+"""References and reports that tasks pass to each other: small frozen models, and the names of the splits."""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+TRAIN, VAL, TEST = "train", "val", "test"
+SPLITS = (TRAIN, VAL, TEST)
 
 
 class Ref(BaseModel):

@@ -3,8 +3,6 @@
 Shape legend, used as suffix of names: B batch, C channels (3), H height, W width, K classes, F features.
 """
 
-from typing import Literal
-
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -18,9 +16,6 @@ from pyspark.sql.types import (
     StructType,
     TimestampType,
 )
-
-TRAIN, VAL, TEST = "train", "val", "test"
-SPLITS = (TRAIN, VAL, TEST)
 
 STORED, DUPLICATE, QUARANTINED, DELETED = "stored", "duplicate", "quarantined", "deleted"
 
@@ -210,30 +205,3 @@ READ_ARROW = pa.schema(
 If reason is set, part is null; otherwise split is not null. read_failed is whether the file may be there, but cannot be
 read.
 """
-
-
-def cache_schema(row_bytes: int | None, content: Literal["pixels", "features"] = "pixels") -> pa.Schema:
-    """Return the schema of a cache file; padding rows have label -1 and row -1.
-
-    No column is nullable and raw contents have a fixed width, so that a column is a plain block of bytes in the file.
-
-    Args:
-        row_bytes: Size of one image's uint8 HWC pixels or float32 features, in bytes; None for JPEG files.
-        content: Name and contents of the first column.
-    """
-    kind = pa.binary() if row_bytes is None else pa.binary(row_bytes)
-    columns = [(content, kind), ("label", pa.int64()), ("row", pa.int64())]
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
-
-
-CACHE_PART_ARROW = pa.schema(
-    [
-        ("split", pa.string()),
-        ("name", pa.string()),
-        ("rows", pa.int64()),
-        ("row_groups", pa.int64()),
-        ("bytes", pa.int64()),
-        ("sha256", pa.string()),
-    ]
-)
-"""Columns of a Spark task's report on the cache file that it wrote; rows does not count padding."""

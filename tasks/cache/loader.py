@@ -158,7 +158,7 @@ class CacheLoader:
         split = self._split
         if not 0 <= start <= split.rows:
             raise WrongInput(
-                f"start is {start}, which is outside an epoch of {split.rows} images: give 0 to {split.rows}"
+                f"start is {start}, which is outside an epoch of {split.rows} images", way_out=f"give 0 to {split.rows}"
             )
         order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
         return share_of(order, self.batch_size, self.ranks, start)

@@ -25,7 +25,7 @@ from tasks.cache.manifest import (
     write_manifest,
 )
 from tasks.cache.sweep import CacheReadLock, discard, remove_unnamed, sweep_caches
-from tasks.cache.write import cache_bytes, check_disk, rows_per_file, rows_per_group
+from tasks.cache.write import CACHE_PART_ARROW, cache_bytes, check_disk, rows_per_file, rows_per_group
 from tasks.cache.write_images import make_writer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
@@ -36,6 +36,8 @@ from tasks.refs import CacheRef, TableRef
 from tasks.schema import CACHE_PART_ARROW, SPLITS
 from tasks.spark.cluster import check_visible, num_task_slots
 from tasks.schema import CACHE_PART_ARROW, IMAGES_ARROW, SPLITS
+from tasks.refs import SPLITS, CacheRef, TableRef
+from tasks.schema import IMAGES_ARROW
 from tasks.spark.cluster import num_task_slots
 from tasks.spark.progress import count_ended_tasks, num_tasks
 from tasks.spark.scratch import scratch_root
@@ -158,8 +160,10 @@ def check_content(content: Content, table: TableRef) -> None:
     for split, rows in content.rows.items():
         if rows == 0:
             raise WrongInput(
-                f"the split '{split}' of '{table.path}' version {table.version} has no images: add images (where "
-                f"splits are predefined, to that one), or raise etl.{split}_fraction for a new table"
+                f"the split '{split}' of '{table.path}' version {table.version} has no images",
+                setting=f"etl.{split}_fraction",
+                way_out="add images (where splits are predefined, to that one), or raise "
+                f"etl.{split}_fraction for a new table",
             )
 
 

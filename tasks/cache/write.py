@@ -4,7 +4,7 @@ import hashlib
 import shutil
 import uuid
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,8 +63,9 @@ def check_disk(url: str, needed: int, smaller: str = "lower cache.image_size") -
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise WrongInput(
-            f"the cache in '{url}' needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
-            f"make room, {smaller}, or set storage.cache to another disk"
+            f"the cache in '{url}' needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free",
+            setting="storage.cache",
+            way_out=f"make room, {smaller}, or set storage.cache to another disk",
         )
 
 
@@ -75,6 +76,33 @@ def rows_per_file(group_rows: int, cache_config: CacheConfig) -> int:
 
 PADDING = -1
 """Label and row number of a padding row."""
+
+
+def cache_schema(row_bytes: int | None, content: Literal["pixels", "features"] = "pixels") -> pa.Schema:
+    """Return the schema of a cache file; padding rows have label -1 and row -1.
+
+    No column is nullable and raw contents have a fixed width, so that a column is a plain block of bytes in the file.
+
+    Args:
+        row_bytes: Size of one image's uint8 HWC pixels or float32 features, in bytes; None for JPEG files.
+        content: Name and contents of the first column.
+    """
+    kind = pa.binary() if row_bytes is None else pa.binary(row_bytes)
+    columns = [(content, kind), ("label", pa.int64()), ("row", pa.int64())]
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+
+
+CACHE_PART_ARROW = pa.schema(
+    [
+        ("split", pa.string()),
+        ("name", pa.string()),
+        ("rows", pa.int64()),
+        ("row_groups", pa.int64()),
+        ("bytes", pa.int64()),
+        ("sha256", pa.string()),
+    ]
+)
+"""Columns of a Spark task's report on the cache file that it wrote; rows does not count padding."""
 
 
 class _DigestingFile:

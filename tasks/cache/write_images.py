@@ -10,10 +10,9 @@ import pyarrow as pa
 from PIL import Image
 from pyspark import Accumulator
 
-from tasks.cache.write import RowFileWriter
+from tasks.cache.write import CACHE_PART_ARROW, RowFileWriter, cache_schema
 from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import decode_pixels, encode_jpeg
-from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.spark.progress import EndedParts
 from tasks.spark.worker_log import WorkerCount, log_from_worker
 

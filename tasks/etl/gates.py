@@ -8,7 +8,8 @@ from typing import Self
 from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput, join_names
 from tasks.interval import wilson_interval
-from tasks.schema import QUARANTINED, SPLITS, STORED, TEST
+from tasks.refs import SPLITS, TEST
+from tasks.schema import QUARANTINED, STORED
 
 NUM_NAMED = 5
 """Maximum number of classes that a message names."""

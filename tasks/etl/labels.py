@@ -17,7 +17,7 @@ from tasks.config.patterns import compile_pattern, find_group
 from tasks.config.values import check_remote_file, is_url
 from tasks.errors import WrongInput
 from tasks.paths import expand_user, local_path
-from tasks.schema import SPLITS
+from tasks.refs import SPLITS
 from tasks.text.forms import as_known, composed, look_alikes, shown
 
 logger = logging.getLogger("lakevision.etl")

@@ -14,7 +14,8 @@ from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.labels import PathLabels
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
 from tasks.paths import raise_unless_gone
-from tasks.schema import LISTING_ARROW, SPLITS
+from tasks.refs import SPLITS
+from tasks.schema import LISTING_ARROW
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
 from tasks.text.forms import composed
 

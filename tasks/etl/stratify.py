@@ -11,7 +11,7 @@ from math import floor
 from typing import Self
 
 from tasks.config.etl import EtlConfig
-from tasks.schema import TEST, TRAIN, VAL
+from tasks.refs import TEST, TRAIN, VAL
 
 ORDER = (TEST, VAL, TRAIN)
 """Order in which splits get the images of a class, also in ties; evaluation needs images most, so `test` is first."""

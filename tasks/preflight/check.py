@@ -14,8 +14,8 @@ from tasks.etl.source import prepare_source
 from tasks.predict.inputs import inputs_table
 from tasks.predict.source import list_source
 from tasks.preflight.room import check_room
-from tasks.refs import TableRef
-from tasks.schema import IMAGES_ARROW, TRAIN
+from tasks.refs import TRAIN, TableRef
+from tasks.schema import IMAGES_ARROW
 from tasks.spark.jvm import check_java
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage

@@ -6,10 +6,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.predict.predictions import JUDGED_ARROW, predicted_by
-from tasks.refs import ModelRef, TableRef
+from tasks.refs import TEST, ModelRef, TableRef
 from tasks.registry.comparison import PredictedPair
 from tasks.registry.judged import NUM_SAMPLED
-from tasks.schema import IMAGE_KEYS_ARROW, TEST
+from tasks.schema import IMAGE_KEYS_ARROW
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots

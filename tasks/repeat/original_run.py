@@ -54,13 +54,15 @@ def read_training(run_id: str | None, storage: Storage) -> OriginalRun:
         return _parse(logged)
     except KeyError as error:
         raise WrongInput(
-            f"run_id is '{logged.run_id}', whose config.json has no {error}: it was logged by an older version, "
-            "which did not record everything; give a newer run"
+            f"run_id is '{logged.run_id}', whose config.json has no {error}",
+            setting="run_id",
+            way_out="it was logged by an older version, which did not record everything; give a newer run",
         ) from None
     except ValidationError as error:
         raise WrongInput(
-            f"run_id is '{logged.run_id}', whose settings are invalid in this version ({explain(error)}): "
-            f"check out the code it was trained with, {logged.code_version or 'which the run did not record'}"
+            f"run_id is '{logged.run_id}', whose settings are invalid in this version ({explain(error)})",
+            setting="run_id",
+            way_out=f"check out the code it was trained with, {logged.code_version or 'which the run did not record'}",
         ) from None
 
 

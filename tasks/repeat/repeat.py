@@ -37,8 +37,9 @@ def check_same_data(original: OriginalRun, cache: CacheRef) -> list[str]:
     if manifest.content_digest != original.content_digest:
         raise WrongInput(
             f"'{original.table}' version {original.version} has the content {manifest.content_digest}, but MLflow run "
-            f"{original.run_id} was trained on {original.content_digest}: the table was recreated since, and the data "
-            "of that run is lost; train on the current data with the flow train"
+            f"{original.run_id} was trained on {original.content_digest}",
+            way_out="the table was recreated since, and the data of that run is lost; train on the current data with "
+            "the flow train",
         )
     if manifest.digest == original.cache_digest:
         return []

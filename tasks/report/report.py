@@ -10,6 +10,7 @@ from tasks.metrics.epoch import EpochMetrics
 from tasks.cache.loader import read_images
 from tasks.metrics.evaluate import Evaluation
 from tasks.metrics.mistakes import mistake_table
+from tasks.refs import TEST
 from tasks.report import (
     CALIBRATION_FILE,
     CLASSES_FILE,
@@ -21,7 +22,6 @@ from tasks.report import (
 from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes
 from tasks.report.image_names import image_files
 from tasks.report.model_card import TrainingFacts, model_card
-from tasks.schema import TEST
 from tasks.storage import Storage
 from tasks.text.printable import printable
 from tasks.tracking import TrackedRun

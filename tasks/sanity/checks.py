@@ -19,8 +19,7 @@ from tasks.errors import WrongInput, join_names
 from tasks.model.device import choose_device, make_optimizer
 from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import choose_precision
-from tasks.refs import CacheRef, GradientReport, OverfitReport, ParameterGradient
-from tasks.schema import TRAIN
+from tasks.refs import TRAIN, CacheRef, GradientReport, OverfitReport, ParameterGradient
 from tasks.train.non_finite import WAY_OUT
 from tasks.train.phases import Phase, phases_of
 
@@ -143,12 +142,13 @@ def check_gradients(report: GradientReport) -> None:
     total = len(report.parameters)
     if names := not_finite(report.parameters):
         raise WrongInput(
-            f"the gradients of {len(names)} of {total} parameters are non-finite ({_shown(names)}): {WAY_OUT}"
+            f"the gradients of {len(names)} of {total} parameters are non-finite ({_shown(names)})", way_out=WAY_OUT
         )
     if names := without_gradient(report.parameters):
         raise WrongInput(
-            f"{len(names)} of {total} trained parameters got no gradient in {report.batches} batches "
-            f"({_shown(names)}): the loss does not depend on them; freeze them, or choose another train.model"
+            f"{len(names)} of {total} trained parameters got no gradient in {report.batches} batches ({_shown(names)})",
+            setting="train.model",
+            way_out="the loss does not depend on them; freeze them, or choose another train.model",
         )
 
 
@@ -193,7 +193,9 @@ def check_overfitted(report: OverfitReport, train: TrainConfig, overfit: Overfit
     if not last < overfit.target_loss_ratio * first:
         raise WrongInput(
             f"the loss of one batch of {report.num_images} images went from {first:.4f} to {last:.4f} in "
-            f"{len(report.losses) - 1} steps, not below {overfit.target_loss_ratio:g} of its initial value: try "
-            f"another train.learning_rate than {train.learning_rate:g}, or a higher overfit.max_steps; otherwise "
-            "check that labels match images, and that gradients reach the trained layers (the flow check-gradients)"
+            f"{len(report.losses) - 1} steps, not below {overfit.target_loss_ratio:g} of its initial value",
+            setting="train.learning_rate",
+            way_out=f"try another train.learning_rate than {train.learning_rate:g}, or a higher overfit.max_steps; "
+            "otherwise check that labels match images, and that gradients reach the trained layers (the flow "
+            "check-gradients)",
         )

@@ -3,7 +3,7 @@
 from tasks.cache.manifest import CacheManifest
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
-from tasks.schema import TRAIN
+from tasks.refs import TRAIN
 
 RECOMMENDED_STEPS = 10
 """Steps per epoch that an error recommends; with one or two, an epoch updates the weights once or twice."""
@@ -25,12 +25,18 @@ def check_batches(
             the number of images, and the possible values.
     """
     if rows < num_ranks:
-        raise WrongInput(f"distributed.num_ranks is {num_ranks}, but {counted.format(rows)}: give at most {rows}")
+        raise WrongInput(
+            f"distributed.num_ranks is {num_ranks}, but {counted.format(rows)}",
+            setting="distributed.num_ranks",
+            way_out=f"give at most {rows}",
+        )
     num_batches = num_ranks * train.accumulate_steps
     if rows < num_batches:
         raise WrongInput(
             f"train.accumulate_steps is {train.accumulate_steps}, but {counted.format(rows)}, fewer than one step "
-            f"takes: give at most {rows // num_ranks}"
+            "takes",
+            setting="train.accumulate_steps",
+            way_out=f"give at most {rows // num_ranks}",
         )
     if train.batch_size != "auto" and train.batch_size * num_batches > rows:
         ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
@@ -42,8 +48,9 @@ def check_batches(
             else ""
         )
         raise WrongInput(
-            f"train.batch_size is {train.batch_size}{ranks}, but {counted.format(rows)}, fewer than one step takes: "
-            f"give at most {most}{recommended}"
+            f"train.batch_size is {train.batch_size}{ranks}, but {counted.format(rows)}, fewer than one step takes",
+            setting="train.batch_size",
+            way_out=f"give at most {most}{recommended}",
         )
 
 
@@ -56,6 +63,7 @@ def check_data(train: TrainConfig, manifest: CacheManifest, num_ranks: int) -> N
     check_batches(train, num_ranks, manifest.splits[TRAIN].rows)
     if train.monitor == "val_top5_accuracy" and len(manifest.classes) <= 5:
         raise WrongInput(
-            f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {len(manifest.classes)} "
-            "classes: use val_accuracy, val_macro_f1 or val_loss"
+            f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {len(manifest.classes)} classes",
+            setting="train.monitor",
+            way_out="use val_accuracy, val_macro_f1 or val_loss",
         )

@@ -182,8 +182,8 @@ class Checkpoints:
         if damaged:
             reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
             self.refused = WrongInput(
-                f"no checkpoint in '{self.folder}' can be read ({reasons}): restore one of them, or remove the files "
-                "in that folder to train from the start"
+                f"no checkpoint in '{self.folder}' can be read ({reasons})",
+                way_out="restore one of them, or remove the files in that folder to train from the start",
             )
             if refuse:
                 raise self.refused
@@ -255,8 +255,9 @@ def _complete(content: dict[str, Any], path: Path) -> None:
     if version > VERSION or unknown:
         reason = f"has version {version}" if version > VERSION else f"has the value {unknown[0]}, which is unknown"
         raise WrongInput(
-            f"the checkpoint '{path}' {reason}: it was written by a newer release than this one, which reads version "
-            f"{VERSION}; train with that release, or remove the files in its folder to train from the start"
+            f"the checkpoint '{path}' {reason}",
+            way_out=f"it was written by a newer release than this one, which reads version {VERSION}; train with that "
+            "release, or remove the files in its folder to train from the start",
         )
     content |= {name: value for name, value in ADDED.items() if name not in content}
     if missing := sorted({*CONTENT, "run_id", "best"} - content.keys()):

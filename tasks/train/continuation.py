@@ -105,8 +105,8 @@ def check_fits(
     ]
     if different:
         raise WrongInput(
-            f"the checkpoint in '{folder}' is of another training run ({'; '.join(different)}): train with its data "
-            "and settings, or remove the files in that folder to start again"
+            f"the checkpoint in '{folder}' is of another training run ({'; '.join(different)})",
+            way_out="train with its data and settings, or remove the files in that folder to start again",
         )
 
 

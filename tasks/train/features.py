@@ -24,7 +24,7 @@ from tasks.cache.manifest import (
 )
 from tasks.cache.order import VirtualRanks
 from tasks.cache.sweep import discard, remove_unnamed
-from tasks.cache.write import FEATURE_GROUP_BYTES, RowFileWriter, check_disk, rows_in_group
+from tasks.cache.write import FEATURE_GROUP_BYTES, RowFileWriter, cache_schema, check_disk, rows_in_group
 from tasks.collectives import Reducer, broadcast_value, run_on_rank_zero, wait_for_all
 from tasks.config.frozen import hashed_settings
 from tasks.model.network import Classifier
@@ -36,7 +36,6 @@ from tasks.object_store import file_system
 from tasks.progress.activity import stepping, waiting_for_process
 from tasks.progress.count import advance, counted
 from tasks.refs import CacheRef
-from tasks.schema import cache_schema
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 

@@ -23,7 +23,7 @@ from tasks.metrics.epoch import EpochMetrics
 from tasks.metrics.evaluate import Loader, evaluate
 from tasks.model.network import copy_of_state
 from tasks.progress.activity import stepping
-from tasks.schema import TRAIN, VAL
+from tasks.refs import TRAIN, VAL
 from tasks.system.signals import defer_signals
 from tasks.train.buffers import VirtualBuffers, average_buffers
 from tasks.train.non_finite import WAY_OUT, NonFiniteGuard
@@ -289,7 +289,7 @@ def fit(
             validation = evaluate(model, loaders[VAL], loop.num_classes, loop.device, reducer)
         if not math.isfinite(validation.loss):
             # The last step made weights or batch norm's statistics non-finite, which no later step could detect.
-            raise Diverged(f"the loss on the split 'val' is {validation.loss} after epoch {epoch}: {WAY_OUT}")
+            raise Diverged(f"the loss on the split 'val' is {validation.loss} after epoch {epoch}", way_out=WAY_OUT)
         metrics = EpochMetrics(
             epoch=epoch,
             train_loss=trained.loss,
@@ -317,6 +317,6 @@ def fit(
             on_epoch(metrics, progress)
         is_over = loop.step_callback.is_over()
     if not progress.best_state:
-        raise Diverged(f"{loop.monitor} was non-finite in each of {progress.next_epoch} epochs: {WAY_OUT}")
+        raise Diverged(f"{loop.monitor} was non-finite in each of {progress.next_epoch} epochs", way_out=WAY_OUT)
     model.load_state_dict(progress.best_state)
     return is_over

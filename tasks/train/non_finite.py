@@ -157,4 +157,4 @@ def agree_on_error(reducer: Reducer, loss_problem: str, gradient_problem: str, r
     has_problem[reducer.rank] = float(bool(loss_problem))
     first = int(reducer.sum(has_problem).argmax())
     problem, its_rows = broadcast_value(reducer, PROBLEM, (loss_problem or gradient_problem, rows), first)
-    return Diverged(f"{problem}: {WAY_OUT}", its_rows)
+    return Diverged(problem, its_rows, way_out=WAY_OUT)

@@ -22,7 +22,7 @@ from tasks.model.device import check_compiler, make_optimizer
 from tasks.model.network import Classifier
 from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_batch
 from tasks.progress.activity import expect_slow_steps
-from tasks.schema import SPLITS, TEST, TRAIN, VAL
+from tasks.refs import SPLITS, TEST, TRAIN, VAL
 from tasks.train.batches import check_data
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images

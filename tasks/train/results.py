@@ -20,10 +20,9 @@ from tasks.model.precision import precision_name
 from tasks.model.pretrained import weights_digest
 from tasks.model_package.classifier import save_classifier
 from tasks.progress.activity import working
-from tasks.refs import TRIAL_TAG, RunRef, TableRef
+from tasks.refs import TRAIN, TRIAL_TAG, RunRef, TableRef
 from tasks.report.model_card import TrainingFacts
 from tasks.report.report import log_report
-from tasks.schema import TRAIN
 from tasks.spark.session import NeedsSpark
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source

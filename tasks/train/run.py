@@ -115,7 +115,8 @@ def lock_training(spec: TrainingSpec) -> filelock.BaseFileLock:
         where = f" ({', '.join(spec.lost_hosts)})" if spec.lost_hosts else ""
         raise TimeLimitExceeded(
             f"another process still has this training run after {seconds:.0f} s ('{path}' is locked), probably a rank "
-            f"of a lost host that hangs{where}: end it there, then run again to resume from the last checkpoint"
+            f"of a lost host that hangs{where}",
+            way_out="end it there, then run again to resume from the last checkpoint",
         ) from None
     return lock
 
@@ -158,7 +159,7 @@ def out_of_memory(error: BaseException, train: TrainConfig, rank: int) -> OutOfM
         + (", or set it to auto" if train.batch_size != "auto" else "")
         + "; a higher train.accumulate_steps keeps the images per step"
     )
-    return OutOfMemory(f"rank {rank} ran out of memory{asked}: {advice}")
+    return OutOfMemory(f"rank {rank} ran out of memory{asked}", way_out=advice)
 
 
 @contextmanager

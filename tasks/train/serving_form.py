@@ -14,7 +14,7 @@ from tasks.metrics.evaluate import (
 )
 from tasks.model_package.description import Precision
 from tasks.model_package.serving import serving_network
-from tasks.schema import TEST, VAL
+from tasks.refs import TEST, VAL
 from tasks.train.features import BATCH
 from tasks.train.phases import TrainingContext
 

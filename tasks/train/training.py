@@ -17,8 +17,7 @@ from tasks.model.device import choose_device, make_deterministic
 from tasks.model.network import build_classifier, copy_of_state
 from tasks.progress.activity import expect_slow_steps, working
 from tasks.progress.start_clock import process_start
-from tasks.refs import RunRef
-from tasks.schema import TRAIN
+from tasks.refs import TRAIN, RunRef
 from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.checkpoint_copies import writes_checkpoints

@@ -24,8 +24,7 @@ from tasks.config.tune import (
 )
 from tasks.errors import WrongInput
 from tasks.preflight.check import train_rows
-from tasks.refs import CacheRef, TableRef
-from tasks.schema import TRAIN
+from tasks.refs import TRAIN, CacheRef, TableRef
 from tasks.train.batches import check_batches, check_data
 from tasks.train.spec import run_keys
 
@@ -86,7 +85,8 @@ def fit_batches(train: TrainConfig, tune: TuneConfig, num_images: int) -> TuneCo
         try:
             check_batches(with_values(train, values), 1, num_images)
         except WrongInput as error:
-            raise WrongInput(f"tune.search can draw {values}; remove it from the search: {error}") from None
+            message = f"tune.search can draw {values}; remove it from the search: {error}"
+            raise WrongInput(message, setting="tune.search") from None
     return tune
 
 

@@ -109,7 +109,9 @@ def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig
 
 def _missing(name: str, folder: Path) -> WrongInput:
     return WrongInput(
-        f"study is '{name}', which does not exist in '{folder}': the worker needs the storage.home of the search"
+        f"study is '{name}', which does not exist in '{folder}'",
+        setting="study",
+        way_out="the worker needs the storage.home of the search",
     )
 
 
@@ -210,12 +212,12 @@ def best_trial(study: optuna.Study) -> FrozenTrial:
         NoTrialCompleted: No trial completed.
     """
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        raise NoTrialCompleted(_none_completed_message(study))
+        raise _none_completed(study)
     return study.best_trial
 
 
-def _none_completed_message(study: optuna.Study) -> str:
-    """Return a sentence with the number of trials per state, the last error, and the way out."""
+def _none_completed(study: optuna.Study) -> NoTrialCompleted:
+    """Return the error with the number of trials per state, the last error, and the way out."""
     retried = superseded(study)
     rows = [row for row in trial_rows(study) if row["number"] not in retried]
     labels = {"fail": "failed", "pruned": "diverged or pruned", "cancelled": "cancelled", "waiting": "not started"}
@@ -230,7 +232,8 @@ def _none_completed_message(study: optuna.Study) -> str:
         way_out = "fix the cause and run the search again, which retries the failed trials"
     else:
         way_out = "search other values (tune.search), or draw more trials (tune.num_trials)"
-    return f"none of the {len(rows)} trials of the search completed ({summary or 'none started'}){last}: {way_out}"
+    message = f"none of the {len(rows)} trials of the search completed ({summary or 'none started'}){last}"
+    return NoTrialCompleted(message, way_out=way_out)
 
 
 def _on_one_line(error: str) -> str:

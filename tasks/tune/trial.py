@@ -39,7 +39,9 @@ def get_trial(study: optuna.Study, number: int) -> Trial:
         if frozen.number == number:
             return Trial(study, frozen._trial_id)
     raise WrongInput(
-        f"number is {number}, but the study '{study.study_name}' has no such trial: give the number of an existing one"
+        f"number is {number}, but the study '{study.study_name}' has no such trial",
+        setting="number",
+        way_out="give the number of an existing one",
     )
 
 
@@ -59,8 +61,8 @@ def make_reporter(trial: Trial) -> Callable[[dict[str, Any]], None]:
             trial.report(event["value"], epochs)
         except UpdateFinishedTrialError:
             raise WrongInput(
-                f"trial {trial.number} of the study '{trial.study.study_name}' was ended by another run of the search: "
-                "no action is needed here"
+                f"trial {trial.number} of the study '{trial.study.study_name}' was ended by another run of the search",
+                way_out="no action is needed here",
             ) from None
         # After the last epoch, also by early stopping, pruning would save nothing.
         if not event["ends_training"] and trial.should_prune():

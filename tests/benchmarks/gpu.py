@@ -26,7 +26,7 @@ from tasks.environment import rank_environment
 from tasks.model.device import make_deterministic, make_optimizer
 from tasks.model.network import build_classifier
 from tasks.model.precision import choose_precision
-from tasks.schema import TRAIN
+from tasks.refs import TRAIN
 from tasks.train.loop import TrainedEpoch, train_one_epoch
 from tests.benchmarks import loader_data
 from tests.benchmarks.figures import Figure, rate_figure, write_figures

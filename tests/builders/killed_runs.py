@@ -20,6 +20,9 @@ from tasks.cache.manifest import MANIFEST, CacheDamaged, open_cache, read_manife
 from tasks.etl.commits import MARKER
 from tasks.refs import CacheRef
 from tasks.schema import DELETED, FILES, IMAGES, SPLITS
+from tasks.etl.staging import MARKER
+from tasks.refs import SPLITS, CacheRef
+from tasks.schema import DELETED, FILES, IMAGES
 from tasks.spark.session import spark_session
 from tasks.storage import Storage
 from tasks.tables import delta, snapshots

@@ -26,7 +26,7 @@ from tasks.launch.rank import make_reducer
 from tasks.launch.rendezvous import horovod_environments, torch_environments
 from tasks.model.device import make_deterministic
 from tasks.progress.activity import current, stepping
-from tasks.schema import TRAIN, VAL
+from tasks.refs import TRAIN, VAL
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import EarlyStopping, Progress

@@ -21,8 +21,7 @@ from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.metrics.epoch import EpochMetrics
-from tasks.refs import CacheRef, RunRef
-from tasks.schema import TEST, TRAIN, VAL
+from tasks.refs import TEST, TRAIN, VAL, CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.system.signals import interrupt_on
 from tasks.train.checkpoint import Checkpoints

@@ -11,7 +11,7 @@ from torch import nn
 from tasks.cache.loader import Batch
 from tasks.collectives import SingleProcess
 from tasks.metrics.epoch import EpochMetrics
-from tasks.schema import TRAIN, VAL
+from tasks.refs import TRAIN, VAL
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import EarlyStopping, Progress

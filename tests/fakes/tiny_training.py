@@ -9,7 +9,7 @@ from torch import nn
 from tasks.cache.loader import Batch
 from tasks.collectives import Reducer, SingleProcess
 from tasks.metrics.epoch import EpochMetrics
-from tasks.schema import TRAIN, VAL
+from tasks.refs import TRAIN, VAL
 from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import EarlyStopping, Progress
 from tasks.train.step import StepSettings, WeightAverage

@@ -10,8 +10,8 @@ import pytest
 
 from tasks.cache.manifest import CacheDamaged
 from tasks.cache.worker import plain_columns
+from tasks.cache.write import cache_schema
 from tasks.refs import CacheRef
-from tasks.schema import cache_schema
 
 PIXEL_BYTES = 16 * 16 * 3
 

@@ -186,7 +186,7 @@ def test_resumed_epoch_equals_uninterrupted_epoch(cache: CacheRef) -> None:
 @pytest.mark.parametrize("start", [-1, ROWS + 1])
 def test_position_outside_the_epoch_is_refused(cache: CacheRef, start: int) -> None:
     """A position outside the epoch, as from a checkpoint of another cache, is refused."""
-    with pytest.raises(WrongInput, match=f"start is {start}, which is outside an epoch of 23 images: give 0 to 23"):
+    with pytest.raises(WrongInput, match=f"start is {start}, .* 23 images: give 0 to 23"):
         next(load(cache, seed=7).epoch(0, start=start))
 
 

@@ -94,7 +94,7 @@ def test_estimated_bytes_include_padding() -> None:
 
 def test_table_with_one_class_is_refused() -> None:
     """A table with one class is refused with its path, version and classes."""
-    with pytest.raises(WrongInput, match=r"'/tables/images' version 3 has the classes \['ant'\]: .* at least two"):
+    with pytest.raises(WrongInput, match=r"images' version 3 has the classes \['ant'\]"):
         check_content(content_of(classes=("ant",)), TABLE)
 
 
@@ -103,7 +103,7 @@ def test_empty_split_is_refused(split: str) -> None:
     """A table with an empty split, whose metrics would be NaN, is refused with the name of the split."""
     rows = {"train": 80, "val": 10, "test": 10} | {split: 0}
 
-    with pytest.raises(WrongInput, match=f"the split '{split}' of '/tables/images' version 3 has no images"):
+    with pytest.raises(WrongInput, match=f"'{split}' of '/tables/images' version 3"):
         check_content(content_of(rows=rows), TABLE)
 
 

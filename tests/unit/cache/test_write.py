@@ -12,11 +12,10 @@ import pytest
 from PIL import Image
 
 from tasks.cache.manifest import CacheFile
-from tasks.cache.write import PADDING
+from tasks.cache.write import CACHE_PART_ARROW, PADDING, cache_schema
 from tasks.cache.write_images import CacheFileWriter, make_writer
 from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import BadImage, decode_pixels
-from tasks.schema import CACHE_PART_ARROW, cache_schema
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 
 SIDE = 16

@@ -15,7 +15,8 @@ from tasks.config.storage import StorageConfig
 from tasks.etl.extract import Edges, split_of
 from tasks.etl.outcomes import Comparison
 from tasks.etl.stratify import ORDER, SplitRule
-from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW, TEST, TRAIN, VAL
+from tasks.refs import TEST, TRAIN, VAL
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import resolve_storage
 from tasks.tables.relations import Relations
 

@@ -23,7 +23,8 @@ from tasks.etl import extract
 from tasks.etl.extract import Edges, dhash, examine_image, make_decoder, make_reader, read_image
 from tasks.etl.listing import list_images
 from tasks.model_package.decode import fit_within
-from tasks.schema import READ_ARROW, SPLITS, TRAIN
+from tasks.refs import SPLITS, TRAIN
+from tasks.schema import READ_ARROW
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 from tasks.tables.parts import PartTarget, make_rewriter, make_row_writer
 from tests.builders.image_bytes import scan_bomb

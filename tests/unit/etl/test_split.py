@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tasks.etl.extract import split_of
-from tasks.schema import SPLITS, TEST, TRAIN, VAL
+from tasks.refs import SPLITS, TEST, TRAIN, VAL
 
 HASHES = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(4000)]
 """SHA-256 of 4,000 contents."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.config.etl import EtlConfig
 from tasks.etl.stratify import ORDER, Counts, SplitRule, apportion_classes
-from tasks.schema import TEST, TRAIN, VAL
+from tasks.refs import TEST, TRAIN, VAL
 
 LABELS = [f"class-{number}" for number in range(5)]
 

@@ -25,8 +25,7 @@ from tasks.launch import rank_process
 from tasks.launch.failures import RanksLost, Stopped
 from tasks.launch.launcher import launch_ranks
 from tasks.progress.count import StepProgress, listener
-from tasks.refs import CacheRef
-from tasks.schema import TEST, TRAIN, VAL
+from tasks.refs import TEST, TRAIN, VAL, CacheRef
 from tasks.storage import Storage
 from tasks.system import cores
 from tasks.system.signals import interrupt_on

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.schema import TRAIN, VAL
+from tasks.refs import TRAIN, VAL
 from tasks.train.loop import fit
 from tasks.train.step import StepSettings, WeightAverage
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer

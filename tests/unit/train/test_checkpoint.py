@@ -99,7 +99,7 @@ def test_checkpoint_without_its_best_weights_is_invalid(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
 
     for _start in range(2):
-        with pytest.raises(WrongInput, match="no checkpoint in .* can be read .*or remove the files") as refused:
+        with pytest.raises(WrongInput, match="can be read .*or remove the files") as refused:
             Checkpoints(tmp_path, 2, CONFIG).newest()
         assert f"the weights of its best epoch, {best.name}, are missing" in str(refused.value)
         assert {path.name for path in tmp_path.iterdir()} == names
@@ -168,7 +168,7 @@ def test_checkpoint_of_a_newer_release_is_refused(
     newest = max(tmp_path.glob("step-*.pt"))
     rewrite(newest, change)
 
-    with pytest.raises(WrongInput, match=re.escape(f"'{newest}' {reason}: it was written by a newer release")):
+    with pytest.raises(WrongInput, match=re.escape(f"'{newest}' {reason}: ")):
         Checkpoints(tmp_path, 2, CONFIG).newest()
     assert {path.name for path in tmp_path.iterdir()} == names
 
@@ -252,16 +252,14 @@ def test_checkpoint_of_another_run_is_rejected_with_the_differences(tmp_path: Pa
     other = {"train": {"seed": 2, "model": "resnet18"}, "cache": "other"}
     with pytest.raises(
         WrongInput,
-        match=r"\(cache is 'other' in the checkpoint and 'digest' now; "
-        r"train.seed is 2 in the checkpoint and 1 now\): train with",
+        match=r"cache is 'other' in .* 'digest' now; train.seed is 2",
     ) as rejected:
         check_fits({"config": other, "classes": list(classes)}, CONFIG, classes, tmp_path)
     assert f"in '{tmp_path}'" in str(rejected.value)
     many = ["ant", "bee", *(f"class {number}" for number in range(7))]
     with pytest.raises(
         WrongInput,
-        match=r"\(classes only in the checkpoint: class 0, class 1, class 2, class 3, class 4 and 2 more; "
-        r"classes only in the data: cat\)",
+        match=r": class 0, .* class 4 and 2 more; .* data: cat\)",
     ):
         check_fits({"config": CONFIG, "classes": many}, CONFIG, classes, tmp_path)
 

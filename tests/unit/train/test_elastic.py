@@ -12,8 +12,7 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.cache.order import VirtualRanks
 from tasks.collectives import broadcast_value, wait_for_all
-from tasks.refs import CacheRef
-from tasks.schema import TRAIN, VAL
+from tasks.refs import TRAIN, VAL, CacheRef
 from tasks.train import loop as loop_module
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress

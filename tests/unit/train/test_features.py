@@ -14,8 +14,7 @@ from tasks.metrics.evaluate import Loader, evaluate, evaluate_in_detail
 from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import computes_bf16
 from tasks.progress.count import StepProgress, listener
-from tasks.refs import CacheRef
-from tasks.schema import TRAIN, VAL
+from tasks.refs import TRAIN, VAL, CacheRef
 from tasks.train.features import FORM, feature_loader, materialize_features
 from tests.builders.small_network import SMALL
 from tests.fakes.thread_ranks import ThreadRanks

@@ -69,7 +69,7 @@ def test_non_finite_input_is_named() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5]])
 
-    with pytest.raises(Diverged, match=r"epoch 0, step 2 is nan.*the layer '0' \(non-finite inputs\)") as diverged:
+    with pytest.raises(Diverged, match=r"step 2 is nan.*layer '0' \(non-finite inputs\)") as diverged:
         train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.0)), 0)
 
     assert diverged.value.rows == [4, 5]
@@ -91,7 +91,7 @@ def test_non_finite_gradients_are_raised_before_the_step() -> None:
     model = Root()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    with pytest.raises(Diverged, match="the gradients of epoch 1, step 0 are non-finite, those of scale") as diverged:
+    with pytest.raises(Diverged, match="epoch 1, step 0 are non-finite, those of scale") as diverged:
         train_one_epoch(model, TensorLoader(inputs, labels, [range(6)]), optimizer, loop_of(Recorder()), 1)
 
     assert diverged.value.rows == [0, 1, 2, 3, 4, 5]
@@ -150,7 +150,7 @@ def test_non_finite_gradients_of_an_earlier_step_are_named_by_that_step(monkeypa
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = TensorLoader(inputs, labels, [[0, 1], [2, 3], [4, 5], [6, 7]])
 
-    with pytest.raises(Diverged, match="of epoch 0, step 1 were non-finite, as detected after step 3") as diverged:
+    with pytest.raises(Diverged, match="epoch 0, step 1 were .* detected after step 3") as diverged:
         train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0)
 
     assert diverged.value.rows == [2, 3]
@@ -165,5 +165,5 @@ def test_non_finite_validation_loss_is_raised() -> None:
 
     inputs, labels = separable()
     loader = TensorLoader(inputs, labels, steps_of(len(labels), 10))
-    with pytest.raises(Diverged, match=r"the loss on the split 'val' is nan after epoch 0: lower train.learning_rate"):
+    with pytest.raises(Diverged, match=r"'val' is nan after epoch 0: lower"):
         fit_simply(NanInEvaluation(4, NUM_CLASSES, dtype=torch.float64), loader, loader, new_progress())

@@ -211,11 +211,11 @@ def test_retried_trials_are_counted_once_in_the_error(study: optuna.Study) -> No
     study.ask({})
     fail_trial(study, 0, "a worker was lost")
     requeue_lost_trials(study)
-    with pytest.raises(NoTrialCompleted, match=r"none of the 1 trials of the search completed \(1 not started\): f"):
+    with pytest.raises(NoTrialCompleted, match=r"none of the 1 trials .* \(1 not started\): fix"):
         best_trial(study)
     study.ask({})
     study.tell(1, state=TrialState.PRUNED)
-    with pytest.raises(NoTrialCompleted, match=r"none of the 1 .* \(1 diverged or pruned\): search other values"):
+    with pytest.raises(NoTrialCompleted, match=r"none of the 1 .* diverged or pruned\): search"):
         best_trial(study)
 
 
@@ -256,7 +256,7 @@ def test_process_of_a_lost_trial_ends_with_its_next_report(study: optuna.Study) 
     assert study.trials[0].intermediate_values == {1: 0.5}
     requeue_lost_trials(study)
 
-    with pytest.raises(WrongInput, match="trial 0 of the study 'study' was ended by another run of the search"):
+    with pytest.raises(WrongInput, match="trial 0 of the study 'study' was ended"):
         on_event({"epoch": 2, "ends_training": True, "value": 0.5})
     fail_trial(study, 0, "late")
     assert trial_rows(study)[0]["error"] is None
@@ -264,9 +264,9 @@ def test_process_of_a_lost_trial_ends_with_its_next_report(study: optuna.Study) 
 
 def test_missing_study_or_trial_raises_an_error(storage: Storage, study: optuna.Study) -> None:
     """A worker with another home gets an error, and creates no study of its own."""
-    with pytest.raises(WrongInput, match="study is 'none', which does not exist in '.*studies': the worker needs the"):
+    with pytest.raises(WrongInput, match="study is 'none', .* '.*studies': the worker"):
         open_study(storage, "none", TRAIN, TUNE, create=False)
-    with pytest.raises(WrongInput, match="number is 7, but the study 'study' has no such trial"):
+    with pytest.raises(WrongInput, match="number is 7, but the study 'study'"):
         get_trial(study, 7)
 
 

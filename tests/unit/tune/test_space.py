@@ -225,10 +225,10 @@ def test_batch_size_larger_than_the_split_is_refused_in_a_given_search(
 
     with pytest.raises(
         WrongInput,
-        match=r"^tune.search can draw .'batch_size': 21.; remove it from the search: train.batch_size is 21, but "
-        r"the split 'train' has 20 images, .* give at most 20, or 2 for 10 steps per epoch$",
-    ):
+        match=r"can draw .*: 21.; .* 20 images, .* at most 20",
+    ) as refused:
         fit_to_data(TRAIN, tune, manifest)
+    assert refused.value.setting == "tune.search"
 
 
 def test_error_common_to_all_trials_does_not_mention_the_search(make_cache: Callable[..., CacheRef]) -> None:
@@ -237,7 +237,8 @@ def test_error_common_to_all_trials_does_not_mention_the_search(make_cache: Call
     rates = TuneConfig(search={"learning_rate": Range(low=0.1, high=0.2)})
 
     assert fit_to_data(TRAIN.model_copy(update={"batch_size": 20}), rates, manifest) == rates
-    with pytest.raises(WrongInput, match=r"^train.batch_size is 21, but the split 'train' has 20 images"):
+    with pytest.raises(WrongInput, match=r"^train.batch_size is 21, but .* has 20 images"):
         fit_to_data(TRAIN.model_copy(update={"batch_size": 21}), rates, manifest)
-    with pytest.raises(WrongInput, match=r"^train.monitor is 'val_top5_accuracy', which is 1 in every epoch of 3 cl"):
+    with pytest.raises(WrongInput, match="every epoch of 3 classes") as refused:
         fit_to_data(TRAIN.model_copy(update={"monitor": "val_top5_accuracy"}), TuneConfig(), manifest)
+    assert refused.value.setting == "train.monitor"
