@@ -51,7 +51,7 @@ class TrainedEpoch:
 class LoopSettings:
     """Settings of all epochs of a phase."""
 
-    learning_rate: Callable[[int], float]
+    schedule: Callable[[int], float]
     """Maps a step, counted over the epochs of all phases, to the learning rate of all parameter groups."""
     device: torch.device
     """Device of the model."""
@@ -154,7 +154,7 @@ def train_one_epoch(
         for part in step_parts(loader, loop, epoch, running):
             begin_step(part.step)
             if part.is_first:
-                set_learning_rate(optimizer, loop.learning_rate(epoch * steps_per_epoch + part.step))
+                set_learning_rate(optimizer, loop.schedule(epoch * steps_per_epoch + part.step))
                 optimizer.zero_grad()
             seed_step(device, part.seed)
             if loop.buffers is not None:
@@ -236,10 +236,10 @@ def reduce_epoch(running: RunningEpoch, reducer: Reducer) -> TrainedEpoch:
     )
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = learning_rate
 
 
 def has_epochs_left(progress: Progress, max_epochs: int) -> bool:

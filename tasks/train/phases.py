@@ -28,7 +28,7 @@ from tasks.train.buffers import VirtualBuffers
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
 from tasks.train.loop import count_steps
 from tasks.train.progress import Progress
-from tasks.train.schedule import learning_rate, peak_rate, scaling_rule, warmup_length
+from tasks.train.schedule import make_schedule, peak_rate, scaling_rule, warmup_length
 from tasks.train.spec import TrainingSpec
 from tasks.train.step import StepSettings
 
@@ -183,7 +183,8 @@ class Trainable:
     """Whole network on images, or only its head on features."""
     loaders: dict[str, Loader]
     optimizer: torch.optim.Optimizer
-    learning_rate: Callable[[int], float]
+    schedule: Callable[[int], float]
+    """Maps a step, counted over all phases, to its learning rate."""
     warmup_epochs: float
     settings: StepSettings
     buffers: VirtualBuffers
@@ -222,7 +223,7 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         sync_batch_norm=context.syncs_batch_norm,
     )
     global_batch = batch_size * context.ranks.num_virtual * train.accumulate_steps
-    rate = learning_rate(
+    schedule = make_schedule(
         train,
         global_batch,
         count_steps(loaders[TRAIN], settings, context.ranks),
@@ -242,7 +243,7 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         )
     optimizer = make_optimizer(train, model, phase.learning_rate)
     buffers = VirtualBuffers(model, context.ranks)
-    return Trainable(model, loaders, optimizer, rate, warmup_epochs, settings, buffers)
+    return Trainable(model, loaders, optimizer, schedule, warmup_epochs, settings, buffers)
 
 
 def _takes_features(context: TrainingContext, phase: Phase) -> bool:

@@ -10,7 +10,7 @@ from tasks.train.progress import EarlyStopping
 
 
 @dataclass(frozen=True)
-class LearningRate:
+class Schedule:
     """A linear warm-up from `start` to `peak`, then the schedule over the remaining steps.
 
     Gradual warm-up after Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2; cosine after Loshchilov and
@@ -25,18 +25,18 @@ class LearningRate:
     warmup_steps: int
     total_steps: int
     """Steps of all epochs, including the warm-up."""
-    schedule: Literal["cosine", "constant", "one_cycle"]
+    kind: Literal["cosine", "constant", "one_cycle"]
     first_step: int = 0
     """Number of the phase's first step, counted over the epochs of all phases."""
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0 over the epochs of all phases."""
         step -= self.first_step
-        if self.schedule == "one_cycle":
+        if self.kind == "one_cycle":
             return self._one_cycle(step)
         if step < self.warmup_steps:
             return self.start + (self.peak - self.start) * step / self.warmup_steps
-        if self.schedule == "constant":
+        if self.kind == "constant":
             return self.peak
         left = max(1, self.total_steps - self.warmup_steps)
         return _along_cosine(self.peak, 0.0, min(1.0, (step - self.warmup_steps) / left))
@@ -133,7 +133,7 @@ def warmup_length(train: TrainConfig, global_batch: int, max_epochs: int) -> flo
     return min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * max_epochs) if is_scaled_up else 0.0
 
 
-def learning_rate(
+def make_schedule(
     train: TrainConfig,
     global_batch: int,
     steps_per_epoch: int,
@@ -160,22 +160,22 @@ def learning_rate(
     base = train.learning_rate if base is None else base
     epochs = max_epochs or train.max_epochs
     peak, warmup_epochs = peak_rate(train, base, global_batch), warmup_length(train, global_batch, epochs)
-    rate = LearningRate(
+    schedule = Schedule(
         start=base if peak > base else WARMUP_START * peak,
         peak=peak,
         warmup_steps=round(warmup_epochs * steps_per_epoch),
         total_steps=epochs * steps_per_epoch,
-        schedule="constant" if train.schedule == "plateau" else train.schedule,
+        kind="constant" if train.schedule == "plateau" else train.schedule,
         first_step=first_epoch * steps_per_epoch,
     )
     if train.schedule != "plateau":
-        return rate
+        return schedule
     first_counted = first_epoch + math.ceil(warmup_epochs)
 
     def on_plateaus(step: int) -> float:
         # Depends on the metrics only, so that the rate of a resumed run falls like that of an uninterrupted one.
         higher_is_better = train.monitor != "val_loss"
         plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better, train.min_delta, first_counted)
-        return rate(step) * PLATEAU_FACTOR**plateaus
+        return schedule(step) * PLATEAU_FACTOR**plateaus
 
     return on_plateaus

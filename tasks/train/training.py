@@ -182,7 +182,7 @@ class Training:
 
         decay = train.ema_decay
         loop = LoopSettings(
-            trainable.learning_rate,
+            trainable.schedule,
             context.device,
             reducer,
             max_epochs=max_epochs,

@@ -179,7 +179,7 @@ def test_later_phase_has_its_own_learning_rate_and_schedule(cache: CacheRef) -> 
     made = prepare(context_of(cache, fine_tune=[phase], learning_rate=0.5), 1, first_epoch=3)
     steps = made.loaders[TRAIN].num_steps
 
-    rates = [made.learning_rate(step) for step in range(3 * steps, 5 * steps)]
+    rates = [made.schedule(step) for step in range(3 * steps, 5 * steps)]
     assert rates[0] == pytest.approx(0.01, rel=0.01)
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 0.001
@@ -205,7 +205,7 @@ def test_rate_and_schedule_are_those_of_the_accumulated_step(cache: CacheRef) ->
     assert made.loaders[TRAIN].num_steps == 8
     assert made.warmup_epochs == 2.0
     # Two steps per epoch: the warm-up has four.
-    assert [made.learning_rate(step) for step in range(6)] == pytest.approx([0.01, 0.0125, 0.015, 0.0175, 0.02, 0.02])
+    assert [made.schedule(step) for step in range(6)] == pytest.approx([0.01, 0.0125, 0.015, 0.0175, 0.02, 0.02])
 
 
 def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
@@ -284,7 +284,7 @@ def test_plateau_of_a_later_phase_is_relative_to_earlier_phases(cache: CacheRef)
     rates = []
     for seen in range(2, 6):
         made = prepare(context, 1, first_epoch=2, history=history[:seen])
-        rates.append(made.learning_rate(seen * made.loaders[TRAIN].num_steps))
+        rates.append(made.schedule(seen * made.loaders[TRAIN].num_steps))
 
     # Two epochs of the phase below 0.9, the best of the phase before; then one above it.
     assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])

@@ -6,7 +6,7 @@ import torch
 
 from tasks.config.train import TrainConfig
 from tasks.train.progress import EarlyStopping
-from tasks.train.schedule import LearningRate, count_plateaus, learning_rate, warmup_length
+from tasks.train.schedule import Schedule, count_plateaus, make_schedule, warmup_length
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from tasks.train.schedule import LearningRate, count_plateaus, learning_rate, wa
 )
 def test_constant_rate_rises_linearly_in_the_warmup(step: int, rate: float) -> None:
     """The rate rises from 0.1 to 0.4 in four steps of warm-up and then stays."""
-    schedule = LearningRate(start=0.1, peak=0.4, warmup_steps=4, total_steps=20, schedule="constant")
+    schedule = Schedule(start=0.1, peak=0.4, warmup_steps=4, total_steps=20, kind="constant")
 
     assert schedule(step) == pytest.approx(rate)
 
@@ -22,14 +22,14 @@ def test_constant_rate_rises_linearly_in_the_warmup(step: int, rate: float) -> N
 @pytest.mark.parametrize(("step", "rate"), [(0, 0.1), (4, 0.4), (8, 0.2), (12, 0.0), (13, 0.0)])
 def test_cosine_falls_to_zero_at_the_last_step(step: int, rate: float) -> None:
     """The cosine starts at the peak after the warm-up, is half of it in the middle, and stays 0 after the end."""
-    schedule = LearningRate(start=0.1, peak=0.4, warmup_steps=4, total_steps=12, schedule="cosine")
+    schedule = Schedule(start=0.1, peak=0.4, warmup_steps=4, total_steps=12, kind="cosine")
 
     assert schedule(step) == pytest.approx(rate)
 
 
 def test_warmup_may_be_longer_than_the_run() -> None:
     """If the warm-up is longer than the run, the rate still rises at its end."""
-    schedule = LearningRate(start=0.1, peak=0.4, warmup_steps=20, total_steps=10, schedule="cosine")
+    schedule = Schedule(start=0.1, peak=0.4, warmup_steps=20, total_steps=10, kind="cosine")
 
     assert schedule(10) == pytest.approx(0.25)
     assert schedule(20) == pytest.approx(0.4)
@@ -37,7 +37,7 @@ def test_warmup_may_be_longer_than_the_run() -> None:
 
 def test_rate_starts_at_the_peak_without_warmup() -> None:
     """With zero warm-up steps the first rate is the peak."""
-    assert LearningRate(0.1, 0.4, warmup_steps=0, total_steps=10, schedule="cosine")(0) == 0.4
+    assert Schedule(0.1, 0.4, warmup_steps=0, total_steps=10, kind="cosine")(0) == 0.4
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_rate_of_many_ranks_follows_the_rule_of_the_optimizer(optimizer: str, ru
     """For 64 ranks of 32 images the rate is 64 times as high with SGD, and 8 times with Adam."""
     train = TrainConfig(optimizer=optimizer, scale_learning_rate=rule, schedule="constant", learning_rate=0.001)
 
-    rate = learning_rate(train, 64 * 32, steps_per_epoch=10)
+    rate = make_schedule(train, 64 * 32, steps_per_epoch=10)
 
     assert rate(0) == pytest.approx(0.001)
     assert rate(199) == pytest.approx(0.001 * factor)
@@ -58,7 +58,7 @@ def test_rate_of_many_ranks_follows_the_rule_of_the_optimizer(optimizer: str, ru
 def test_rate_is_that_of_the_reference_batch(reference: int, peak: float) -> None:
     """The rate is unscaled for the reference batch, lower for a smaller batch, and higher for a larger one."""
     train = TrainConfig(reference_batch_size=reference, schedule="constant", learning_rate=0.1)
-    assert learning_rate(train, 128, 10)(199) == pytest.approx(peak)
+    assert make_schedule(train, 128, 10)(199) == pytest.approx(peak)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant", "one_cycle"])
@@ -67,7 +67,7 @@ def test_reference_batch_has_the_rate_of_no_scaling(schedule: str, optimizer: st
     """By default the reference batch has exactly the configured rate, and no warm-up."""
     train = TrainConfig(schedule=schedule, optimizer=optimizer, max_epochs=3)
     scaled, unscaled = (
-        learning_rate(train.model_copy(update={"scale_learning_rate": rule}), 32, 10) for rule in ("auto", "none")
+        make_schedule(train.model_copy(update={"scale_learning_rate": rule}), 32, 10) for rule in ("auto", "none")
     )
 
     assert [scaled(step) for step in range(30)] == [unscaled(step) for step in range(30)]
@@ -76,8 +76,8 @@ def test_reference_batch_has_the_rate_of_no_scaling(schedule: str, optimizer: st
 
 def test_single_process_starts_at_the_configured_rate() -> None:
     """A single process has no warm-up by default."""
-    constant = learning_rate(TrainConfig(learning_rate=0.1, schedule="constant"), 32, steps_per_epoch=10)
-    cosine = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=4), 32, steps_per_epoch=10)
+    constant = make_schedule(TrainConfig(learning_rate=0.1, schedule="constant"), 32, steps_per_epoch=10)
+    cosine = make_schedule(TrainConfig(learning_rate=0.1, max_epochs=4), 32, steps_per_epoch=10)
 
     assert {constant(step) for step in (0, 5, 500)} == {0.1}
     assert [cosine(step) for step in (0, 20, 40)] == pytest.approx([0.1, 0.05, 0.0])
@@ -86,7 +86,7 @@ def test_single_process_starts_at_the_configured_rate() -> None:
 @pytest.mark.parametrize("total_steps", [20, 137])
 def test_one_cycle_equals_that_of_torch(total_steps: int) -> None:
     """Each step has the rate of torch's OneCycleLR with default arguments, whatever the warm-up."""
-    rate = LearningRate(start=0.1, peak=0.4, warmup_steps=9, total_steps=total_steps, schedule="one_cycle")
+    rate = Schedule(start=0.1, peak=0.4, warmup_steps=9, total_steps=total_steps, kind="one_cycle")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
     reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=total_steps)
     for step in range(total_steps):
@@ -99,7 +99,7 @@ def test_one_cycle_equals_that_of_torch(total_steps: int) -> None:
 @pytest.mark.parametrize("total_steps", [1, 2, 3, 5])
 def test_one_cycle_of_few_steps_stays_within_its_bounds(total_steps: int) -> None:
     """For one to five steps, all rates are positive and at most the peak."""
-    rate = LearningRate(start=0.1, peak=0.4, warmup_steps=0, total_steps=total_steps, schedule="one_cycle")
+    rate = Schedule(start=0.1, peak=0.4, warmup_steps=0, total_steps=total_steps, kind="one_cycle")
     assert all(0.0 < rate(step) <= 0.4 for step in range(total_steps))
 
 
@@ -124,7 +124,7 @@ def test_rate_of_a_later_phase_falls_before_early_stopping(seed: int) -> None:
 
     epoch, rates = 2, []
     while not stopping.should_stop:
-        rates.append(learning_rate(train, 32, 10, history=lambda seen=epoch: values[:seen], first_epoch=2)(20))
+        rates.append(make_schedule(train, 32, 10, history=lambda seen=epoch: values[:seen], first_epoch=2)(20))
         stopping.update(epoch, values[epoch])
         epoch += 1
 
@@ -138,7 +138,7 @@ def test_rate_falls_to_a_tenth_on_a_plateau() -> None:
     """The rate depends only on the metrics so far, so that a resumed run has the same."""
     history = [0.5, 0.6]
     train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1)
-    rate = learning_rate(train, 32, 10, history=lambda: history)
+    rate = make_schedule(train, 32, 10, history=lambda: history)
 
     assert rate(20) == pytest.approx(0.1)
     history += [0.6, 0.6]
@@ -158,7 +158,7 @@ def test_rate_falls_to_a_tenth_on_a_plateau() -> None:
 def test_rate_rises_in_the_configured_warmup(rule: str, global_batch: int, first: float, peak: float) -> None:
     """A rate that is scaled up rises from the rate for 32 images, any other from a hundredth of it."""
     train = TrainConfig(schedule="constant", scale_learning_rate=rule, warmup_epochs=2.0, learning_rate=0.1)
-    rate = learning_rate(train, global_batch, 5)
+    rate = make_schedule(train, global_batch, 5)
 
     assert rate(0) == pytest.approx(first)
     assert rate(5) == pytest.approx((first + peak) / 2)
@@ -167,7 +167,7 @@ def test_rate_rises_in_the_configured_warmup(rule: str, global_batch: int, first
 
 def test_schedule_covers_the_epochs_after_the_warmup() -> None:
     """Of five epochs, one is the warm-up, and the cosine covers four."""
-    rate = learning_rate(TrainConfig(learning_rate=0.1, max_epochs=5, warmup_epochs=1.0), 32, 10)
+    rate = make_schedule(TrainConfig(learning_rate=0.1, max_epochs=5, warmup_epochs=1.0), 32, 10)
 
     assert [rate(step) for step in (0, 10, 30, 50)] == pytest.approx([0.001, 0.1, 0.05, 0.0])
 
@@ -188,12 +188,12 @@ def test_rate_that_is_scaled_up_has_a_default_warmup(
 ) -> None:
     """The default warm-up has five epochs, at most a quarter of all; other rates have none, and 0 disables it."""
     train = TrainConfig(schedule="constant", scale_learning_rate=rule, max_epochs=max_epochs, learning_rate=0.1)
-    rate = learning_rate(train, global_batch, 10)
+    rate = make_schedule(train, global_batch, 10)
 
     rising = [step for step in range(10 * max_epochs) if rate(step) < rate(step + 1)]
     assert rising == list(range(10 * epochs))
     assert rate(0) == pytest.approx(0.1 if epochs else rate(10 * max_epochs))
-    without_warmup = learning_rate(train.model_copy(update={"warmup_epochs": 0.0}), global_batch, 10)
+    without_warmup = make_schedule(train.model_copy(update={"warmup_epochs": 0.0}), global_batch, 10)
     assert without_warmup(0) == without_warmup(99) == rate(10 * max_epochs)
 
 
@@ -202,7 +202,7 @@ def test_rate_does_not_fall_on_a_plateau_of_the_warmup() -> None:
     train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1, warmup_epochs=2.5)
     worse = [0.6, 0.5, 0.5, 0.5, 0.5]
 
-    rates = [learning_rate(train, 32, 10, history=lambda seen=seen: worse[:seen])(10 * seen) for seen in range(6)]
+    rates = [make_schedule(train, 32, 10, history=lambda seen=seen: worse[:seen])(10 * seen) for seen in range(6)]
 
     # The epochs 0 to 2 begin in the warm-up; 3 and 4 are the first that count.
     assert rates == pytest.approx([0.001, 0.0406, 0.0802, 0.1, 0.1, 0.01])
@@ -210,7 +210,7 @@ def test_rate_does_not_fall_on_a_plateau_of_the_warmup() -> None:
 
 def test_phase_has_its_own_rate_and_length() -> None:
     """The cosine starts at the rate of the phase and ends with it."""
-    rate = learning_rate(TrainConfig(learning_rate=0.1), 32, 5, base=0.01, max_epochs=4)
+    rate = make_schedule(TrainConfig(learning_rate=0.1), 32, 5, base=0.01, max_epochs=4)
 
     assert rate(0) == pytest.approx(0.01)
     assert rate(10) == pytest.approx(0.005)
