@@ -63,9 +63,7 @@ class CacheLoader:
         batch_size: int,
         *,
         seed: int | None = None,
-        rank: int = 0,
-        num_ranks: int = 1,
-        num_virtual: int | None = None,
+        ranks: VirtualRanks = VirtualRanks(),
         pool_megabytes: int = 256,
         workers_count: int = 2,
         pin_memory: bool | None = None,
@@ -78,9 +76,7 @@ class CacheLoader:
             split: train, val or test.
             batch_size: Images per batch.
             seed: Seed of the shuffling, which differs per epoch; None keeps the order of the rows.
-            rank: This rank.
-            num_ranks: Number of ranks.
-            num_virtual: Number of virtual ranks that the ranks share; None: as many as ranks.
+            ranks: The virtual ranks of this rank.
             pool_megabytes: Memory of the batches that are being filled, independent of the size of the split. Half of
                 it is the window within which images are shuffled: another value gives another order.
             workers_count: Number of petastorm's reader threads, which also decode.
@@ -101,7 +97,7 @@ class CacheLoader:
         self.image_size = manifest.image_size
         self.batch_size = batch_size
         self._seed = seed
-        self.ranks = VirtualRanks.of(rank, num_ranks, num_virtual)
+        self.ranks = ranks
         self._workers_count = workers_count
         # One window is consumed while the next one is read.
         self.window = max(1, (pool_megabytes << 20) // (self._split.rows_per_group * self._row_bytes) // 2)
@@ -239,7 +235,7 @@ def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[in
     for place, row in enumerate(rows):
         # With as many ranks as images remain from a position, the first rank reads exactly the image at it.
         left = manifest.splits[split].rows - row
-        loader = CacheLoader(url, manifest, split, 1, num_ranks=left, workers_count=1, pin_memory=False)
+        loader = CacheLoader(url, manifest, split, 1, ranks=VirtualRanks.of(0, left), workers_count=1, pin_memory=False)
         for batch in loader.epoch(0, row):
             images[place] = batch.inputs[0]
     return images

@@ -7,7 +7,7 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.distributed import GradientCompression
 from tasks.launch.gpu_obstacle import gpu_obstacle
 from tasks.launch.gradient_buckets import GradientBuckets
@@ -20,7 +20,7 @@ FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 5e-5, 1e-3
 """Seconds between two questions whether an operation has ended: the first one, and after a while."""
 
 
-class HorovodReducer(SingleProcess):
+class HorovodReducer(Reducer):
     """Reducer over Horovod ranks.
 
     Horovod's own optimizer is not used: it takes only contiguous gradients, and weights in the format of the images are

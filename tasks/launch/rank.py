@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tasks.collectives import Reducer, SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.environment import rendezvous
 from tasks.errors import UserError, WrongInput, user_error_name
@@ -48,7 +48,7 @@ def make_reducer(num_ranks: int, distributed: DistributedConfig | None) -> Reduc
         distributed: Their settings; None for a single process.
     """
     if distributed is None or num_ranks == 1:
-        return SingleProcess()
+        return Reducer()
     if distributed.backend == "torch":
         from tasks.launch.torch_reducer import TorchReducer
 

@@ -10,7 +10,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.distributed import GradientCompression
 from tasks.environment import Rendezvous
 from tasks.launch.gpu_obstacle import gpu_obstacle
@@ -103,7 +103,7 @@ class ModelOrNothing(nn.Module):
         return torch.stack(sums).sum()
 
 
-class TorchReducer(SingleProcess):
+class TorchReducer(Reducer):
     """Reducer over the ranks of a process group of torch."""
 
     def __init__(

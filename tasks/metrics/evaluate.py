@@ -2,32 +2,42 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.cache.loader import Batch
+from tasks.cache.loader import Batch, CacheLoader
 from tasks.collectives import Reducer
 from tasks.metrics.calibration import Calibration, CalibrationSums
 from tasks.metrics.mistakes import Mistake, WorstMistakes
 from tasks.progress.activity import stepping
 
 
-class Loader(Protocol):
-    """Batches of one split for one rank."""
+@dataclass(frozen=True)
+class EpochMetrics:
+    """Metrics of one epoch over all ranks."""
 
-    @property
-    def num_steps(self) -> int:
-        """Number of steps per epoch, the same on every rank."""
+    epoch: int
+    train_loss: float
+    train_accuracy: float
+    val_loss: float
+    val_accuracy: float
+    val_top5_accuracy: float
+    val_macro_f1: float
+    learning_rate: float
+    gradient_norm: float
+    """Mean gradient norm over the steps, before clipping."""
+    images_per_second: float
+    data_wait_share: float
+    """Fraction of rank 0's training time spent waiting for batches."""
+    train_seconds: float
+    validation_seconds: float
 
-    def num_global_rows(self, step: int, start: int = 0) -> int:
-        """Return the number of images of all ranks in step `step` of an epoch that begins at `start`."""
-
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from position `start`; from 0 there are `num_steps`."""
+    def values(self) -> dict[str, float]:
+        """Return the metrics by name, without the number of the epoch."""
+        return {name: float(value) for name, value in asdict(self).items() if name != "epoch"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ class _Sums:
 
 
 def logits_of(
-    model: nn.Module, loader: Loader, device: torch.device
+    model: nn.Module, loader: CacheLoader, device: torch.device
 ) -> Iterator[tuple[Batch, torch.Tensor, torch.Tensor]]:
     """Yield every non-empty batch, with its labels (B,) and logits (B, K) on the device."""
     model.eval()
@@ -110,7 +120,9 @@ def logits_of(
                 yield batch, labels_B, model(inputs)
 
 
-def evaluate(model: nn.Module, loader: Loader, num_classes: int, device: torch.device, reducer: Reducer) -> Evaluation:
+def evaluate(
+    model: nn.Module, loader: CacheLoader, num_classes: int, device: torch.device, reducer: Reducer
+) -> Evaluation:
     """Return loss, confusion matrix and top-5 accuracy over the images of all ranks, each counted once."""
     sums = _Sums(num_classes, device)
     with torch.inference_mode():
@@ -121,7 +133,7 @@ def evaluate(model: nn.Module, loader: Loader, num_classes: int, device: torch.d
 
 def evaluate_in_detail(
     model: nn.Module,
-    loader: Loader,
+    loader: CacheLoader,
     num_classes: int,
     device: torch.device,
     reducer: Reducer,
@@ -182,7 +194,7 @@ class PrecisionDifference:
 
 
 def compare_precisions(
-    served: nn.Module, exact: nn.Module, loader: Loader, device: torch.device, reducer: Reducer
+    served: nn.Module, exact: nn.Module, loader: CacheLoader, device: torch.device, reducer: Reducer
 ) -> PrecisionDifference:
     """Return the differences on the first MAX_IMAGES images of a split over all ranks; a collective operation.
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tasks.metrics.calibration import NUM_BINS, Calibration
-from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import EpochMetrics
 from tasks.metrics.mistakes import Mistake
 
 if TYPE_CHECKING:

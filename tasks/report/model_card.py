@@ -19,8 +19,7 @@ from tasks.config.train import TrainConfig
 from tasks.errors import join_names
 from tasks.interval import wilson_interval
 from tasks.metrics.calibration import NUM_BINS
-from tasks.metrics.epoch import EpochMetrics
-from tasks.metrics.evaluate import DetailedEvaluation, PrecisionDifference
+from tasks.metrics.evaluate import DetailedEvaluation, EpochMetrics, PrecisionDifference
 from tasks.model_package.description import Precision
 from tasks.refs import CacheRef
 from tasks.text.markup import markdown_code, markdown_fence, markdown_table, markdown_text

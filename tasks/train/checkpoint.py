@@ -13,7 +13,7 @@ from torch import nn
 
 from tasks.collectives import Reducer
 from tasks.errors import WrongInput, loggable
-from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import EpochMetrics
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.checkpoint_files import PARTIAL, UNREADABLE, checkpoint_name, written_at_once
 from tasks.train.progress import EarlyStopping, Progress, RunningEpoch

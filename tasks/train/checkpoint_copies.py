@@ -1,5 +1,6 @@
 """Checkpoints of ranks on hosts without a shared folder: each host has its own copies."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -55,28 +56,17 @@ def _send_file(path: Path, reducer: Reducer, root: int, *, writes: bool) -> None
     """Send a file of rank `root`; the ranks that write it do so at once or not at all."""
     is_root = reducer.rank == root
     size = broadcast_value(reducer, SIZE, path.stat().st_size if is_root else None, root)
-    if is_root:
-        with path.open("rb") as file:
-            _send_chunks(file, size, reducer, root)
-        return
-    if not writes:
-        _receive_chunks(None, size, reducer, root)
-        return
-    with translate_disk_full(str(path.parent)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with written_at_once(path) as file:
-            _receive_chunks(file, size, reducer, root)
-
-
-def _send_chunks(file: IO[bytes], size: int, reducer: Reducer, root: int) -> None:
-    for start in range(0, size, CHUNK_BYTES):
-        content = bytearray(file.read(min(CHUNK_BYTES, size - start)))
-        reducer.broadcast(torch.frombuffer(content, dtype=torch.uint8), root)
-
-
-def _receive_chunks(file: IO[bytes] | None, size: int, reducer: Reducer, root: int) -> None:
-    for start in range(0, size, CHUNK_BYTES):
-        values = torch.empty(min(CHUNK_BYTES, size - start), dtype=torch.uint8)
-        received = reducer.broadcast(values, root)
-        if file is not None:
-            file.write(received.numpy().tobytes())
+    with ExitStack() as stack:
+        source = stack.enter_context(path.open("rb")) if is_root else None
+        target: IO[bytes] | None = None
+        if writes:
+            stack.enter_context(translate_disk_full(str(path.parent)))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            target = stack.enter_context(written_at_once(path))
+        for start in range(0, size, CHUNK_BYTES):
+            values = torch.empty(min(CHUNK_BYTES, size - start), dtype=torch.uint8)
+            if source is not None:
+                values = torch.frombuffer(bytearray(source.read(len(values))), dtype=torch.uint8)
+            received = reducer.broadcast(values, root)
+            if target is not None:
+                target.write(received.numpy().tobytes())

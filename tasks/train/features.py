@@ -208,16 +208,8 @@ def feature_loader(
 ) -> CacheLoader:
     """Return a loader of features: from memory if they fit, else from the cache."""
     fits_in_memory = manifest.splits[split].rows * manifest.row_bytes <= IN_MEMORY_BYTES
-    return (InMemoryLoader if fits_in_memory else CacheLoader)(
-        url,
-        manifest,
-        split,
-        batch_size,
-        seed=seed,
-        rank=ranks.rank,
-        num_ranks=ranks.num_ranks,
-        num_virtual=ranks.num_virtual,
-    )
+    kind = InMemoryLoader if fits_in_memory else CacheLoader
+    return kind(url, manifest, split, batch_size, seed=seed, ranks=ranks)
 
 
 BATCH = 64

@@ -15,12 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tasks.cache.loader import Batch
+from tasks.cache.loader import Batch, CacheLoader
 from tasks.cache.order import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.errors import Diverged
-from tasks.metrics.epoch import EpochMetrics
-from tasks.metrics.evaluate import Loader, evaluate
+from tasks.metrics.evaluate import EpochMetrics, evaluate
 from tasks.model.network import copy_of_state
 from tasks.progress.activity import stepping
 from tasks.refs import TRAIN, VAL
@@ -95,7 +94,7 @@ class StepPart(NamedTuple):
     is_last: bool
 
 
-def step_parts(loader: Loader, loop: LoopSettings, epoch: int, running: RunningEpoch) -> Iterator[StepPart]:
+def step_parts(loader: CacheLoader, loop: LoopSettings, epoch: int, running: RunningEpoch) -> Iterator[StepPart]:
     """Yield the batches that are left of an epoch, and add the time of waiting for them to `running`.
 
     A rank takes `accumulate_steps` batches before a step, each of all its virtual ranks.
@@ -121,7 +120,7 @@ def step_parts(loader: Loader, loop: LoopSettings, epoch: int, running: RunningE
 
 def train_one_epoch(
     model: nn.Module,
-    loader: Loader,
+    loader: CacheLoader,
     optimizer: torch.optim.Optimizer,
     loop: LoopSettings,
     epoch: int,
@@ -188,7 +187,7 @@ def train_one_epoch(
     return reduce_epoch(running, reducer)
 
 
-def count_steps(loader: Loader, settings: StepSettings, ranks: VirtualRanks) -> int:
+def count_steps(loader: CacheLoader, settings: StepSettings, ranks: VirtualRanks) -> int:
     """Return the optimizer's steps per epoch; the last one may have fewer batches than the others."""
     return math.ceil(loader.num_steps / (settings.accumulate_steps * ranks.num_turns))
 
@@ -249,7 +248,7 @@ def has_epochs_left(progress: Progress, max_epochs: int) -> bool:
 
 def fit(
     model: nn.Module,
-    loaders: Mapping[str, Loader],
+    loaders: Mapping[str, CacheLoader],
     optimizer: torch.optim.Optimizer,
     loop: LoopSettings,
     progress: Progress,

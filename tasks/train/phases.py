@@ -16,7 +16,6 @@ from tasks.collectives import Reducer
 from tasks.config.train import TrainConfig
 from tasks.environment import local_rank_and_size
 from tasks.errors import join_names
-from tasks.metrics.evaluate import Loader
 from tasks.model.augmentation import make_augment
 from tasks.model.device import check_compiler, make_optimizer
 from tasks.model.network import Classifier
@@ -99,17 +98,9 @@ class TrainingContext:
 
     def images(self, split: str, batch_size: int) -> CacheLoader:
         """Return this rank's loader of the images of a split; `train` is shuffled."""
+        seed = self.spec.train.seed if split == TRAIN else None
         ranks = self.ranks_of(split)
-        return CacheLoader(
-            self.spec.cache.url,
-            self.manifest,
-            split,
-            batch_size,
-            seed=self.spec.train.seed if split == TRAIN else None,
-            rank=ranks.rank,
-            num_ranks=ranks.num_ranks,
-            num_virtual=ranks.num_virtual,
-        )
+        return CacheLoader(self.spec.cache.url, self.manifest, split, batch_size, seed=seed, ranks=ranks)
 
     def check(self) -> None:
         """Check the data, and log a warning for classes without training images.
@@ -181,7 +172,7 @@ class Trainable:
 
     model: nn.Module
     """Whole network on images, or only its head on features."""
-    loaders: dict[str, Loader]
+    loaders: dict[str, CacheLoader]
     optimizer: torch.optim.Optimizer
     schedule: Callable[[int], float]
     """Maps a step, counted over all phases, to its learning rate."""
@@ -202,7 +193,6 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
     model = classifier.head if takes_features else classifier
     # Chosen once per phase: with the free memory of another process, a resumed run would have another order of images.
     batch_size = progress.batch_size = progress.batch_size or context.batch_size(model)
-    loaders: dict[str, Loader]
     if takes_features:
         loaders = _feature_loaders(context, batch_size)
     else:
@@ -252,7 +242,7 @@ def _takes_features(context: TrainingContext, phase: Phase) -> bool:
     return ends_in_head(context.classifier, sample_images(context.manifest.image_size).to(context.device))
 
 
-def _feature_loaders(context: TrainingContext, batch_size: int) -> dict[str, Loader]:
+def _feature_loaders(context: TrainingContext, batch_size: int) -> dict[str, CacheLoader]:
     url, features = materialize_features(
         context.spec.train.model,
         context.classifier,

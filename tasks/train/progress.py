@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import EpochMetrics
 from tasks.refs import RunRef
 
 

@@ -130,7 +130,7 @@ class Record:
         self._run.log_folder(folder, "trace")
 
     def abandon(self) -> None:
-        """Send what is left, after an error; metrics not sent within SEND_SECONDS are sent when training resumes."""
+        """Send the remaining metrics after an error; those not sent in SEND_SECONDS are sent when training resumes."""
         try:
             self._sender.close(SEND_SECONDS)
         except Exception as error:

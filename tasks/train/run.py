@@ -9,7 +9,7 @@ import filelock
 import torch
 from pydantic import TypeAdapter
 
-from tasks.collectives import Reducer, SingleProcess, run_on_rank_zero
+from tasks.collectives import Reducer, run_on_rank_zero
 from tasks.config.train import TrainConfig
 from tasks.errors import OutOfMemory, TimeLimitExceeded
 from tasks.progress.activity import waiting_for_process
@@ -49,7 +49,7 @@ def train_model(
         TrackingUnavailable: The tracking server does not answer; the training state is in the checkpoint.
         KeyboardInterrupt: The process was interrupted; the checkpoint is written.
     """
-    reducer = reducer or SingleProcess()
+    reducer = reducer or Reducer()
     training = Training(spec, reducer, on_epoch)
     with translate_out_of_memory(spec.train, reducer.rank), ExitStack() as stack:
         if not spec.shares_home:

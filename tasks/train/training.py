@@ -9,10 +9,10 @@ import torch
 from pydantic import TypeAdapter
 
 from tasks.cache.manifest import open_cache
-from tasks.collectives import Reducer, SingleProcess, broadcast_value, run_on_rank_zero, wait_for_rank_zero
+from tasks.collectives import Reducer, broadcast_value, run_on_rank_zero, wait_for_rank_zero
 from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
-from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import EpochMetrics
 from tasks.model.device import choose_device, make_deterministic
 from tasks.model.network import build_classifier, copy_of_state
 from tasks.progress.activity import expect_slow_steps, working
@@ -209,7 +209,7 @@ class Training:
         except KeyboardInterrupt:
             # Interrupted in the validation, when all ranks have trained the epoch; otherwise the checkpoint is written.
             if self._record is not None and progress.running.is_trained:
-                content = self.checkpoints.collect(model, optimizer, progress, SingleProcess())
+                content = self.checkpoints.collect(model, optimizer, progress, Reducer())
                 self.checkpoints.save(content, progress, self._record.run_id)
             raise
         finally:

@@ -74,22 +74,12 @@ class SearchResult:
     """Parent MLflow run of the trials' runs."""
 
 
-class TrialThreads:
-    """Starter of trials in this process, each with its share of the cores."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
-
-    def __call__(self, start: TrialStart) -> "TrialThread":
-        """Start a trial; the caller runs at most `num_slots` at once."""
-        return TrialThread(replace(start, spec=start.spec.model_copy(update={"num_slots": self._num_slots})))
-
-
 class TrialThread:
     """A trial whose launcher runs in a thread of this process; its ranks are subprocesses."""
 
-    def __init__(self, start: TrialStart) -> None:
-        self._start = start
+    def __init__(self, start: TrialStart, num_slots: int) -> None:
+        """Start a trial, which takes its share of the cores of `num_slots` concurrent ones."""
+        self._start = replace(start, spec=start.spec.model_copy(update={"num_slots": num_slots}))
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"trial-{start.number}", daemon=True)

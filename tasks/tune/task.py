@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_table_artifact
@@ -22,7 +23,7 @@ from tasks.system.cores import gpus_for
 from tasks.system.slots import take_slot
 from tasks.text.markup import in_cells
 from tasks.train.spec import TrainingSpec, run_keys
-from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThreads, search_parameters
+from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThread, search_parameters
 from tasks.tune.space import check_search_sizes
 from tasks.tune.trial import run_trial
 
@@ -62,7 +63,7 @@ def _submit_trial(start: TrialStart) -> SubmittedRun:
 
 
 def _starter(tune: TuneConfig) -> Callable[[TrialStart], RunningTrial]:
-    return _submit_trial if where_to_run(tune) == "work_pool" else TrialThreads(tune.parallel)
+    return _submit_trial if where_to_run(tune) == "work_pool" else partial(TrialThread, num_slots=tune.parallel)
 
 
 @stage("search", timeout_seconds=None)

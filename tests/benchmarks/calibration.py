@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tasks import tracking
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
@@ -62,7 +62,7 @@ def floor_of(probabilities: list[float]) -> float:
     for _simulation in range(SIMULATIONS):
         sums = CalibrationSums(torch.device("cpu"))
         sums.add(confidence, torch.rand(len(confidence), generator=generator, dtype=torch.float64) < confidence)
-        errors.append(sums.reduce(SingleProcess()).error)
+        errors.append(sums.reduce(Reducer()).error)
     return statistics.mean(errors)
 
 

@@ -69,7 +69,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
         compression: Number format in which gradients are sent.
     """
     from tasks.cache.loader import Batch
-    from tasks.collectives import Reducer, SingleProcess
+    from tasks.collectives import Reducer
     from tasks.config.distributed import DistributedConfig
     from tasks.config.train import TrainConfig
     from tasks.launch.rank import make_reducer
@@ -91,7 +91,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
             self.total += time.perf_counter() - began
             return is_over
 
-    reducer: Reducer = SingleProcess()
+    reducer: Reducer = Reducer()
     if backend:
         settings = {"backend": backend, "gradient_compression": compression}
         reducer = make_reducer(2, DistributedConfig.model_validate(settings))

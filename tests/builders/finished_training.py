@@ -7,8 +7,7 @@ import torch
 from tasks.cache.manifest import open_cache
 from tasks.config.train import TrainConfig
 from tasks.metrics.calibration import Calibration
-from tasks.metrics.epoch import EpochMetrics
-from tasks.metrics.evaluate import DetailedEvaluation, PrecisionDifference
+from tasks.metrics.evaluate import DetailedEvaluation, EpochMetrics, PrecisionDifference
 from tasks.metrics.mistakes import Mistake
 from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef

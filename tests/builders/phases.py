@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
@@ -33,7 +33,7 @@ def context_of(cache: CacheRef, **settings: object) -> TrainingContext:
     folder = Path(cache.url).parent
     storage = resolve_storage(StorageConfig(home=str(folder / "home"), cache=str(folder / "features")))
     spec = TrainingSpec(train=train, cache=cache, storage=storage)
-    return TrainingContext(spec, manifest, classifier, CPU, SingleProcess())
+    return TrainingContext(spec, manifest, classifier, CPU, Reducer())
 
 
 def start_progress(**position: Any) -> Progress:

@@ -1,7 +1,7 @@
 """The walk of the learning rate: from `train_model` to the first `set_learning_rate`.
 
-A reader who follows the rate enters the functions that are active when it is set, and those before whose code has a name
-of the rate (RATE): an argument, a local or an attribute. Functions that only carry all settings are not entered.
+A reader who follows the rate enters the functions that are active when it is set. Of the functions before them, the
+reader enters those whose code has a name of the rate (RATE): an argument, a local or an attribute.
 """
 
 import sys

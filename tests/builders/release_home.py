@@ -11,6 +11,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import filelock
@@ -37,7 +38,7 @@ from tasks.spark.session import keep_spark
 from tasks.storage import Storage, resolve_storage
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
-from tasks.tune.search import TrialThreads, search_parameters
+from tasks.tune.search import TrialThread, search_parameters
 from tests.builders.delta_rows import delta_rows
 from tests.builders.streams import stream
 from tests.fakes.interrupted_training import CountingRank, Interruption, sigterm_interrupts
@@ -160,7 +161,7 @@ def make_home(folder: Path) -> None:
         # Streams with state of their own: the table's, and that of a folder.
         stream(storage, champion.name, predictions=f"{storage.tables}/stream/predictions")
         stream(storage, champion.name, predictions=f"{storage.tables}/folder/predictions", source=str(source))
-    search = search_parameters(TRIALS, SEARCH, cache, storage, TrialThreads(1), {})
+    search = search_parameters(TRIALS, SEARCH, cache, storage, partial(TrialThread, num_slots=1), {})
     facts = {
         "images": images.model_dump(),
         "cache": cache.model_dump(),

@@ -2,12 +2,14 @@
 
 from tasks.cache.loader import Batch, CacheLoader
 from tasks.cache.manifest import open_cache
+from tasks.cache.order import VirtualRanks
 from tasks.refs import CacheRef
 
 
-def load(cache: CacheRef, batch_size: int = 4, **options: int | None) -> CacheLoader:
-    """Return a loader of the split train."""
-    return CacheLoader(cache.url, open_cache(cache), "train", batch_size, **options)
+def load(cache: CacheRef, batch_size: int = 4, rank: int = 0, num_ranks: int = 1, **options: int | None) -> CacheLoader:
+    """Return a rank's loader of the split train."""
+    ranks = VirtualRanks.of(rank, num_ranks)
+    return CacheLoader(cache.url, open_cache(cache), "train", batch_size, ranks=ranks, **options)
 
 
 def rows_of(batches: list[Batch]) -> list[int]:

@@ -16,11 +16,11 @@ import torchvision
 from safetensors.torch import load_file
 
 from tasks import tracking
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
-from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import EpochMetrics
 from tasks.refs import TEST, TRAIN, VAL, CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.system.signals import interrupt_on
@@ -65,7 +65,7 @@ class Interruption:
 
 
 @dataclass
-class CountingRank(SingleProcess):
+class CountingRank(Reducer):
     """A single process that counts its steps and may be interrupted."""
 
     interruption: Interruption | None = None

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch
-from tasks.collectives import SingleProcess
-from tasks.metrics.epoch import EpochMetrics
+from tasks.collectives import Reducer
+from tasks.metrics.evaluate import EpochMetrics
 from tasks.refs import TRAIN, VAL
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress
 from tasks.train.loop import LoopSettings, fit
@@ -82,7 +82,7 @@ class Training:
             restore(content, self.model, self.optimizer)
 
         def save() -> None:
-            collected = self.checkpoints.collect(self.model, self.optimizer, progress, SingleProcess())
+            collected = self.checkpoints.collect(self.model, self.optimizer, progress, Reducer())
             assert self.checkpoints.save(collected, progress, "run")
 
         def on_epoch(_metrics: EpochMetrics, _progress: Progress) -> None:
@@ -91,14 +91,14 @@ class Training:
         loop = LoopSettings(
             lambda step: 0.001 * (1 + step),
             torch.device("cpu"),
-            SingleProcess(),
+            Reducer(),
             max_epochs=MAX_EPOCHS,
             monitor="val_loss",
             num_classes=3,
             average=None if self._ema_decay is None else WeightAverage(self.model, self._ema_decay, progress.average),
             step=StepSettings(seed=1, accumulate_steps=self._accumulate_steps),
             step_callback=StepCallback(
-                SingleProcess(),
+                Reducer(),
                 save,
                 checkpoint_seconds=self._checkpoint_seconds,
                 # The clock counts steps.

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch
-from tasks.collectives import Reducer, SingleProcess
-from tasks.metrics.epoch import EpochMetrics
+from tasks.collectives import Reducer
+from tasks.metrics.evaluate import EpochMetrics
 from tasks.refs import TRAIN, VAL
 from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import EarlyStopping, Progress
@@ -99,7 +99,7 @@ def loop_of(
     return LoopSettings(
         rate,
         device,
-        reducer or SingleProcess(),
+        reducer or Reducer(),
         max_epochs=max_epochs,
         monitor=monitor,
         num_classes=NUM_CLASSES,
@@ -123,7 +123,7 @@ def fit_simply(
     on_epoch: Callable[[EpochMetrics, Progress], None] = lambda metrics, progress: None,
 ) -> None:
     """Fit with plain SGD."""
-    reducer = reducer or SingleProcess()
+    reducer = reducer or Reducer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     fit(
         model,

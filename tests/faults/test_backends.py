@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tests.builders.rank_cases import BACKENDS, CASES, COMPILED, NORMED, run_case, start_ranks
 
 NUM_RANKS = 4
@@ -16,7 +16,7 @@ def test_four_ranks_equal_one_process(tmp_path) -> None:
     """With none to five rows per rank and step, weights and errors are those of one process, on both backends."""
     trained = start_ranks(NUM_RANKS, tmp_path / "ranks")
     for name, case in CASES.items():
-        expected = run_case(replace(case, interrupt_at=None), SingleProcess(), NUM_RANKS, tmp_path / f"alone-{name}")
+        expected = run_case(replace(case, interrupt_at=None), Reducer(), NUM_RANKS, tmp_path / f"alone-{name}")
         for backend in BACKENDS:
             for results in trained[backend]:
                 assert results[name].get("message") == expected.get("message"), (name, backend)
@@ -33,7 +33,7 @@ def test_compiled_ranks_equal_one_uncompiled_process(tmp_path) -> None:
     trained = start_ranks(2, tmp_path / "ranks", [*COMPILED, *NORMED])
     for name, case in COMPILED.items():
         uncompiled = replace(case, is_compiled=False, interrupt_at=None)
-        expected = run_case(uncompiled, SingleProcess(), 2, tmp_path / f"alone-{name}")
+        expected = run_case(uncompiled, Reducer(), 2, tmp_path / f"alone-{name}")
         for backend in BACKENDS:
             for results in trained[backend]:
                 assert results[name].get("message") == expected.get("message"), (name, backend)

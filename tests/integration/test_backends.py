@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.launch.launcher import launch_ranks
 from tasks.train.run import train_model
@@ -40,7 +40,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict
     @cache_results
     def train(name: str, num_ranks: int) -> dict[str, Any]:
         uninterrupted = replace(CASES.get(name, Case()), interrupt_at=None)
-        return run_case(uninterrupted, SingleProcess(), num_ranks, tmp_path_factory.mktemp("alone"))
+        return run_case(uninterrupted, Reducer(), num_ranks, tmp_path_factory.mktemp("alone"))
 
     return train
 

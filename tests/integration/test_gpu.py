@@ -12,7 +12,7 @@ import torch
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
@@ -60,7 +60,7 @@ def test_one_rank_over_nccl_equals_one_process_in_every_bit(tmp_path, monkeypatc
     trained = start_ranks(1, tmp_path / "ranks", names, "cuda")
     for name in names:
         case = replace(CASES[name], interrupt_at=None)
-        expected = run_case(case, SingleProcess(), 1, tmp_path / f"alone-{name}", "cuda")
+        expected = run_case(case, Reducer(), 1, tmp_path / f"alone-{name}", "cuda")
         for backend in BACKENDS:
             (results,) = trained[backend]
             # Statistics of synchronized batch norms have another formula; and the kernel of the gradients' norm sums in

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import mlflow
@@ -17,7 +18,7 @@ from tasks.refs import ModelRef, RunRef
 from tasks.registry.promote import promote_best
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
-from tasks.tune.search import TrialThreads, search_parameters
+from tasks.tune.search import TrialThread, search_parameters
 from tests.builders import release_home
 from tests.builders.release_home import CACHE, CLASSES, FINISHED, FOLDER, INTERRUPTED, SEARCH, TRIALS, rows, storage_of
 from tests.builders.streams import stream
@@ -62,7 +63,7 @@ def check_home(home: Path) -> None:
     spec = TrainingSpec(train=INTERRUPTED, cache=cache, storage=storage)
     assert train_model(spec, reducer=rank, on_epoch=rank.on_epoch).run_id == facts["interrupted"]
     assert rank.epochs == list(range(release_home.INTERRUPTED_EPOCHS, INTERRUPTED.max_epochs))
-    search = search_parameters(TRIALS, SEARCH, cache, storage, TrialThreads(1), {})
+    search = search_parameters(TRIALS, SEARCH, cache, storage, partial(TrialThread, num_slots=1), {})
     assert (search.run_id, search.best.learning_rate) == (facts["search"], facts["best"])
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     runs = client.search_runs([one.experiment_id for one in client.search_experiments()])

@@ -19,7 +19,7 @@ import torchvision
 from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
@@ -91,7 +91,7 @@ def test_run_logs_metrics_and_model_and_is_not_repeated(finished):
     classifier = found.classifier()
     assert classifier.classes == ("blue", "green", "red")
     # The logged model has the logged test accuracy.
-    again = evaluate(classifier._network, found.test_images(), 3, DEVICE, SingleProcess())
+    again = evaluate(classifier._network, found.test_images(), 3, DEVICE, Reducer())
     assert again.accuracy == pytest.approx(metrics["test_accuracy"])
     assert again.loss == pytest.approx(metrics["test_loss"], rel=1e-5)
     assert (metrics["temperature"], classifier.precision) == (classifier._network.temperature, "float32")
@@ -136,10 +136,10 @@ def test_report_of_a_run_agrees_with_its_model(finished, num_ranks):
     assert events.path == f"tensorboard/events.out.tfevents.{run.run_id}"
 
     network = found.classifier()._network
-    alone = evaluate_in_detail(network, found.test_images(), 3, DEVICE, SingleProcess())
+    alone = evaluate_in_detail(network, found.test_images(), 3, DEVICE, Reducer())
     metrics = tracking.run_metrics(storage, run)
     assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
-    plain = evaluate_in_detail(serving_network(network, "float32", 1), found.test_images(), 3, DEVICE, SingleProcess())
+    plain = evaluate_in_detail(serving_network(network, "float32", 1), found.test_images(), 3, DEVICE, Reducer())
     assert metrics["test_calibration_error_uncalibrated"] == pytest.approx(plain.calibration.error, abs=1e-4)
     assert alone.mistakes, "two epochs are too few for a model without mistakes"
     table = json.loads(tracking.read_artifact(storage, run, "test_mistakes.json"))
@@ -180,7 +180,7 @@ def test_two_ranks_count_every_image_once(finished):
     assert [event["epoch"] for event in found.events] == [1, 2]
     metrics = tracking.run_metrics(storage, found.runs[0])
     network = found.classifier()._network
-    alone = evaluate(network, found.test_images(), 3, DEVICE, SingleProcess())
+    alone = evaluate(network, found.test_images(), 3, DEVICE, Reducer())
     assert int(alone.confusion_KK.sum()) == 10
     assert metrics["test_accuracy"] == pytest.approx(alone.accuracy)
     assert metrics["test_loss"] == pytest.approx(alone.loss, rel=1e-4)

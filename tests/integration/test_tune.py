@@ -1,6 +1,7 @@
 """The search in place with real ranks, and flows around a training run under Prefect's test harness."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import mlflow
@@ -28,7 +29,7 @@ from tasks.errors import WrongInput
 from tasks.orchestration.task import flow_run_tags
 from tasks.refs import TrialReport
 from tasks.train.spec import TrainingSpec
-from tasks.tune.search import TrialStart, TrialThreads, search_parameters
+from tasks.tune.search import TrialStart, TrialThread, search_parameters
 from tasks.tune.space import study_name
 from tasks.tune.study import NoTrialCompleted, open_study, trial_rows
 from tasks.tune.task import search_best
@@ -67,7 +68,9 @@ def test_poor_trial_is_pruned_and_its_run_is_a_killed_child_of_the_search(source
     )
     # Else the rank trains on while the search decides, and may complete its second epoch on a busy machine.
     with wait_after_an_epoch(tmp_path / "site"):
-        result = search_parameters(SMALL, settings, cache, storage, TrialThreads(settings.parallel), {})
+        result = search_parameters(
+            SMALL, settings, cache, storage, partial(TrialThread, num_slots=settings.parallel), {}
+        )
 
     assert result.best == SMALL.model_copy(update={"learning_rate": 1.5e-8})
     assert [row["state"] for row in result.rows] == ["complete", "pruned"]
@@ -85,7 +88,7 @@ def test_poor_trial_is_pruned_and_its_run_is_a_killed_child_of_the_search(source
     assert parent.data.tags["lakevision.best.learning_rate"] == "1.5e-08"
     assert list(storage.checkpoints.rglob("*.pt")) == []
     # A second search finds all trials done, in the same MLflow run.
-    again = search_parameters(SMALL, settings, cache, storage, TrialThreads(settings.parallel), {})
+    again = search_parameters(SMALL, settings, cache, storage, partial(TrialThread, num_slots=settings.parallel), {})
     assert (again.run_id, len(again.rows)) == (result.run_id, 2)
 
 
@@ -105,7 +108,7 @@ def test_trial_that_ends_by_early_stopping_is_not_pruned(source, storage):
             system_attrs={"completed_rung_0": 1.0},
         )
     )
-    result = search_parameters(train, settings, cache, storage, TrialThreads(1), {})
+    result = search_parameters(train, settings, cache, storage, partial(TrialThread, num_slots=1), {})
 
     assert sorted(study.trials[1].intermediate_values) == [1, 2]
     assert result.rows[1]["state"] == "complete"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.collectives import Reducer, SingleProcess, broadcast_tensors, broadcast_value, wait_for_all
+from tasks.collectives import Reducer, broadcast_tensors, broadcast_value, wait_for_all
 from tasks.refs import RunRef
 from tasks.train.progress import ResumePoint
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
@@ -36,8 +36,8 @@ def test_value_of_another_type_is_refused() -> None:
 
 def test_single_process_gets_its_own_value() -> None:
     """Nothing is copied, and None is a value like others."""
-    assert broadcast_value(SingleProcess(), RESUME_POINT, POINT) is POINT
-    assert broadcast_value(SingleProcess(), TypeAdapter(int | None), None) is None
+    assert broadcast_value(Reducer(), RESUME_POINT, POINT) is POINT
+    assert broadcast_value(Reducer(), TypeAdapter(int | None), None) is None
 
 
 @pytest.mark.parametrize("root", [0, 1])
@@ -53,7 +53,7 @@ def test_tensors_arrive_in_every_bit_and_type(root: int) -> None:
         wait_for_all(reducer)
         return broadcast_tensors(reducer, sent if reducer.rank == root else {}, root)
 
-    for found in [*ThreadRanks(2).run(rank_main), broadcast_tensors(SingleProcess(), sent)]:
+    for found in [*ThreadRanks(2).run(rank_main), broadcast_tensors(Reducer(), sent)]:
         assert found.keys() == sent.keys()
         for name, value in sent.items():
             assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)

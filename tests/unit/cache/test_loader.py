@@ -9,6 +9,7 @@ import pytest
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheFile, CacheManifest, CacheSplit, open_cache
+from tasks.cache.order import VirtualRanks
 from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, TableRef
@@ -216,7 +217,7 @@ def test_images_per_step_sum_to_the_rows_of_the_split() -> None:
             classes=("a", "b"),
             splits={"train": CacheSplit(rows=rows, rows_per_group=rows_per_group, files=(file,))},
         )
-        loader = CacheLoader("/nowhere", manifest, "train", batch_size, num_ranks=num_ranks)
+        loader = CacheLoader("/nowhere", manifest, "train", batch_size, ranks=VirtualRanks.of(0, num_ranks))
 
         steps = [loader.num_global_rows(step) for step in range(loader.num_steps)]
         assert sum(steps) == rows

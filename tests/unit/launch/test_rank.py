@@ -12,7 +12,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.gpu_obstacle import gpu_obstacle
@@ -179,7 +179,7 @@ def test_one_rank_is_a_single_process(distributed: DistributedConfig | None) -> 
     """A single rank has the reducer of a single process, whatever the backend."""
     reducer = make_reducer(1, distributed)
 
-    assert type(reducer) is SingleProcess
+    assert type(reducer) is Reducer
     assert (reducer.rank, reducer.num_ranks) == (0, 1)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.metrics.calibration import NUM_BINS, Calibration, CalibrationSums
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ def calibration_of(confidence: list[float], correct: list[bool]) -> Calibration:
     sums = CalibrationSums(CPU)
     for probability, right in zip(confidence, correct, strict=True):
         sums.add(torch.tensor([probability], dtype=torch.float64), torch.tensor([right]))
-    return sums.reduce(SingleProcess())
+    return sums.reduce(Reducer())
 
 
 def test_error_is_the_mean_gap_between_probability_and_accuracy() -> None:
@@ -45,4 +45,4 @@ def test_bins_are_closed_on_the_right() -> None:
 
 def test_error_without_images_is_nan() -> None:
     """The error of no predictions is NaN, and nothing is raised."""
-    assert math.isnan(CalibrationSums(CPU).reduce(SingleProcess()).error)
+    assert math.isnan(CalibrationSums(CPU).reduce(Reducer()).error)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.metrics.evaluate import DetailedEvaluation, Evaluation, evaluate, evaluate_in_detail
 from tasks.metrics.mistakes import NUM_MISTAKES
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
@@ -23,7 +23,7 @@ def test_confusion_matrix_counts_true_classes_in_rows() -> None:
         model.bias.copy_(torch.tensor([0.0, 0.0, 5.0]))
     loader = TensorLoader(torch.randn(6, 4, dtype=torch.float64), labels, [[0, 1, 2, 3], [], [4, 5]])
 
-    found = evaluate(model, loader, NUM_CLASSES, CPU, SingleProcess())
+    found = evaluate(model, loader, NUM_CLASSES, CPU, Reducer())
 
     assert found.confusion_KK.tolist() == [[0, 0, 2], [0, 0, 1], [0, 0, 3]]
     assert found.accuracy == 0.5
@@ -44,7 +44,7 @@ def test_top5_accuracy_counts_labels_among_the_five_highest_logits() -> None:
     labels = torch.arange(7)
     logits = torch.arange(7, 0, -1, dtype=torch.float64).repeat(7, 1)
 
-    found = evaluate(nn.Identity(), TensorLoader(logits, labels, [[0, 1, 2], [3, 4, 5, 6]]), 7, CPU, SingleProcess())
+    found = evaluate(nn.Identity(), TensorLoader(logits, labels, [[0, 1, 2], [3, 4, 5, 6]]), 7, CPU, Reducer())
 
     assert found.top5_accuracy == pytest.approx(5 / 7)
     assert found.accuracy == pytest.approx(1 / 7)
@@ -53,7 +53,7 @@ def test_top5_accuracy_counts_labels_among_the_five_highest_logits() -> None:
 def test_top5_accuracy_is_one_for_up_to_five_classes() -> None:
     """The top-5 accuracy is 1 if there are no more than five classes."""
     inputs, labels = separable(9)
-    found = evaluate(linear(), TensorLoader(inputs, labels, steps_of(9, 4)), NUM_CLASSES, CPU, SingleProcess())
+    found = evaluate(linear(), TensorLoader(inputs, labels, steps_of(9, 4)), NUM_CLASSES, CPU, Reducer())
     assert found.top5_accuracy == 1.0
 
 
@@ -64,7 +64,7 @@ def test_evaluation_does_not_change_the_model() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
 
     model.train()
-    evaluate(model, TensorLoader(inputs, labels, steps_of(6, 3)), NUM_CLASSES, CPU, SingleProcess())
+    evaluate(model, TensorLoader(inputs, labels, steps_of(6, 3)), NUM_CLASSES, CPU, Reducer())
 
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -89,8 +89,8 @@ def test_detailed_evaluation_equals_evaluate() -> None:
     inputs, labels = separable(ROWS)
     loader = TensorLoader(inputs, labels, [range(40), [], range(40, ROWS)])
 
-    plain = evaluate(linear(), loader, NUM_CLASSES, CPU, SingleProcess())
-    found = evaluate_in_detail(linear(), loader, NUM_CLASSES, CPU, SingleProcess())
+    plain = evaluate(linear(), loader, NUM_CLASSES, CPU, Reducer())
+    found = evaluate_in_detail(linear(), loader, NUM_CLASSES, CPU, Reducer())
 
     assert found.loss == plain.loss
     assert torch.equal(found.confusion_KK, plain.confusion_KK)
@@ -103,7 +103,7 @@ def test_mistakes_and_calibration_agree_with_the_metrics() -> None:
     loader = TensorLoader(inputs, labels, [range(20)])
     model = linear()
 
-    found = evaluate_in_detail(model, loader, NUM_CLASSES, CPU, SingleProcess())
+    found = evaluate_in_detail(model, loader, NUM_CLASSES, CPU, Reducer())
 
     probabilities = model(inputs).detach().softmax(dim=1)
     wrong = (probabilities.argmax(1) != labels).nonzero().flatten().tolist()
@@ -123,7 +123,7 @@ def test_detailed_evaluation_on_ranks_equals_one_process(num_ranks: int) -> None
     """Metrics, calibration and mistakes equal those of one process, even if a rank (the last of five) has no image."""
     inputs, labels = separable(ROWS)
     model = linear()
-    alone = evaluate_in_detail(model, TensorLoader(inputs, labels, [range(ROWS)]), NUM_CLASSES, CPU, SingleProcess())
+    alone = evaluate_in_detail(model, TensorLoader(inputs, labels, [range(ROWS)]), NUM_CLASSES, CPU, Reducer())
 
     def rank_main(reducer: ThreadReducer) -> DetailedEvaluation:
         rows = [row for row in range(ROWS) if row % min(num_ranks, 4) == reducer.rank]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.metrics.mistakes import NUM_MISTAKES, Mistake, WorstMistakes, mistake_table
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
@@ -34,7 +34,7 @@ def many(rows: range) -> list[Image]:
 
 def test_mistakes_are_sorted_by_loss() -> None:
     """Mistakes are sorted by descending loss, without the correctly classified images."""
-    found = collect([(5, 0, [0.4, 0.6]), (6, 0, [0.9, 0.1]), (7, 1, [0.95, 0.05])]).reduce(SingleProcess())
+    found = collect([(5, 0, [0.4, 0.6]), (6, 0, [0.9, 0.1]), (7, 1, [0.95, 0.05])]).reduce(Reducer())
 
     assert [mistake.row for mistake in found] == [7, 5]
     worst = found[0]
@@ -53,21 +53,21 @@ def test_worst_mistakes_over_all_batches_are_kept() -> None:
         rows_B = torch.tensor([image[0] for image in images])
         mistakes.add(rows_B, torch.zeros_like(rows_B), torch.ones_like(rows_B), log_probabilities_BK)
 
-    assert [mistake.row for mistake in mistakes.reduce(SingleProcess())] == list(range(59, 59 - NUM_MISTAKES, -1))
+    assert [mistake.row for mistake in mistakes.reduce(Reducer())] == list(range(59, 59 - NUM_MISTAKES, -1))
 
 
 def test_mistakes_of_equal_loss_are_sorted_by_row() -> None:
     """Mistakes of equal loss are sorted by row, for any order in which they were added."""
     images = [(row, 0, [0.25, 0.75]) for row in (9, 2, 30, 4)]
 
-    assert [mistake.row for mistake in collect(images).reduce(SingleProcess())] == [2, 4, 9, 30]
+    assert [mistake.row for mistake in collect(images).reduce(Reducer())] == [2, 4, 9, 30]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_mistakes_on_ranks_equal_those_of_one_process(num_ranks: int) -> None:
     """All ranks return the mistakes of one process, including row 0, even if a rank has none."""
     images = many(range(40)) + [(row, 1, [0.1, 0.9]) for row in range(40, 60)]
-    alone = collect(images).reduce(SingleProcess())
+    alone = collect(images).reduce(Reducer())
 
     def rank_main(reducer: ThreadReducer) -> tuple[Mistake, ...]:
         # Every rank but the last has a share of the mistakes; the last has the correctly classified images.
@@ -89,7 +89,7 @@ def test_ranks_without_mistakes_return_none() -> None:
 
 def test_table_names_images_and_classes() -> None:
     """An image is named by its file if it is known, else by its row."""
-    found = collect([(5, 0, [0.4, 0.6]), (7, 1, [0.75, 0.25])]).reduce(SingleProcess())
+    found = collect([(5, 0, [0.4, 0.6]), (7, 1, [0.75, 0.25])]).reduce(Reducer())
 
     table = mistake_table(found, ["a/1.jpg", "b/2.jpg"], ["ant", "bee"])
 

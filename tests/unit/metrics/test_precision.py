@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.metrics import evaluate
 from tasks.metrics.evaluate import PrecisionDifference, compare_precisions
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
@@ -43,7 +43,7 @@ def expected() -> PrecisionDifference:
 
 def test_differences_are_those_of_the_served_labels() -> None:
     """The probability of the served label is compared, and a label that differs is counted."""
-    found = compare_precisions(Looked(SERVED), Looked(EXACT), loader([[0, 1], [], [2, 3]]), CPU, SingleProcess())
+    found = compare_precisions(Looked(SERVED), Looked(EXACT), loader([[0, 1], [], [2, 3]]), CPU, Reducer())
 
     assert found == pytest.approx(expected())
 
@@ -62,6 +62,6 @@ def test_only_the_first_images_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
     """The comparison ends with the batch in which the limit is reached."""
     monkeypatch.setattr(evaluate, "MAX_IMAGES", 2)
 
-    found = compare_precisions(Looked(SERVED), Looked(EXACT), loader([[0], [1], [2, 3]]), CPU, SingleProcess())
+    found = compare_precisions(Looked(SERVED), Looked(EXACT), loader([[0], [1], [2, 3]]), CPU, Reducer())
 
     assert (found.images, found.changed_labels) == (2, 0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.metrics.calibration import MAX_TEMPERATURE, MIN_TEMPERATURE, TemperatureSums
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
@@ -24,7 +24,7 @@ def fitted(labels_B: torch.Tensor, logits_BK: torch.Tensor) -> float:
     sums = TemperatureSums(CPU)
     for labels, logits in zip(labels_B.split(100), logits_BK.split(100), strict=True):
         sums.add(labels, logits)
-    return sums.reduce(SingleProcess())
+    return sums.reduce(Reducer())
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 3.0])
@@ -65,7 +65,7 @@ def test_useless_logits_have_the_highest_temperature() -> None:
     logits_BK = torch.tensor([[-1.0, 4.0]]).repeat(50, 1)
 
     assert fitted(labels_B, logits_BK) == MAX_TEMPERATURE
-    assert TemperatureSums(CPU).reduce(SingleProcess()) == 1.0
+    assert TemperatureSums(CPU).reduce(Reducer()) == 1.0
 
 
 def test_ranks_find_the_same_temperature() -> None:

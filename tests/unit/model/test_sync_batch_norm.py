@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.model.sync_batch_norm import SyncBatchNorm
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
@@ -33,7 +33,7 @@ def network(dtype: torch.dtype) -> nn.Sequential:
     return layers
 
 
-def pass_shares(layers: nn.Sequential, reducer: ThreadReducer | SingleProcess, dtype: torch.dtype) -> torch.Tensor:
+def pass_shares(layers: nn.Sequential, reducer: ThreadReducer | Reducer, dtype: torch.dtype) -> torch.Tensor:
     """Pass a rank's rows of all batches forward and backward, or those of all ranks; return the gradient of the inputs.
 
     A rank without rows passes padding, as a training step does.
@@ -88,11 +88,11 @@ def test_layers_keep_their_types_and_are_unchanged_outside_of_the_context() -> N
     layers = nn.Sequential(nn.BatchNorm2d(2))
     batch = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(1))
 
-    with SyncBatchNorm(SingleProcess(), 4):
+    with SyncBatchNorm(Reducer(), 4):
         synchronized = layers(batch)
 
     assert type(layers[0]) is nn.BatchNorm2d
     torch.testing.assert_close(synchronized, nn.BatchNorm2d(2)(batch))
     layers.eval()
-    with SyncBatchNorm(SingleProcess(), 4):
+    with SyncBatchNorm(Reducer(), 4):
         assert torch.equal(layers(batch), layers.eval()(batch))

@@ -8,6 +8,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tasks.metrics.epoch import EpochMetrics
 from tasks.report.report import scalar_tag, write_event_file
+from tasks.metrics.evaluate import EpochMetrics
+from tasks.report.event_file import scalar_tag, write_event_file
 from tests.builders.finished_training import history_of
 
 

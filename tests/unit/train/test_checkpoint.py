@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tasks.errors import WrongInput
-from tasks.metrics.epoch import EpochMetrics
+from tasks.metrics.evaluate import EpochMetrics
 from tasks.train import checkpoint
 from tasks.train.checkpoint import Checkpoints, restore_progress
 from tasks.train.continuation import check_fits

@@ -100,9 +100,7 @@ def train(
                 split,
                 batch_size,
                 seed=7 if split == TRAIN else None,
-                rank=reducer.rank,
-                num_ranks=num_ranks,
-                num_virtual=of_split.num_virtual,
+                ranks=of_split,
                 workers_count=1,
             )
 

@@ -9,8 +9,9 @@ from torch import nn
 
 from tasks.cache.loader import CacheLoader, InMemoryLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
-from tasks.collectives import Reducer, SingleProcess
-from tasks.metrics.evaluate import Loader, evaluate, evaluate_in_detail
+from tasks.cache.order import VirtualRanks
+from tasks.collectives import Reducer
+from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import computes_bf16
 from tasks.progress.count import StepProgress, listener
@@ -41,11 +42,11 @@ def materialize(
 ) -> tuple[str, CacheManifest]:
     """Compute the features of both splits."""
     images = open_cache(cache)
-    reducer = reducer or SingleProcess()
+    reducer = reducer or Reducer()
     return materialize_features(SMALL, classifier, cache, images, (TRAIN, VAL), str(folder), CPU, precision, reducer)
 
 
-def by_row(loader: Loader, epoch: int, model: nn.Module) -> dict[int, torch.Tensor]:
+def by_row(loader: CacheLoader, epoch: int, model: nn.Module) -> dict[int, torch.Tensor]:
     """Return the model's output for each row of an epoch."""
     return {
         row: output
@@ -103,9 +104,9 @@ def test_evaluation_on_features_equals_evaluation_on_images(
 ) -> None:
     """Confusion matrix and loss are the same with and without features."""
     url, features = materialize(cache, classifier, tmp_path)
-    on_images = evaluate(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess())
+    on_images = evaluate(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, Reducer())
     loader = feature_loader(url, features, VAL, 6, seed=None)
-    on_features = evaluate(classifier.head, loader, 3, CPU, SingleProcess())
+    on_features = evaluate(classifier.head, loader, 3, CPU, Reducer())
 
     assert torch.equal(on_features.confusion_KK, on_images.confusion_KK)
     assert on_features.loss == pytest.approx(on_images.loss, rel=1e-5)
@@ -224,8 +225,8 @@ def test_batches_from_memory_equal_those_from_the_cache(
     """Both loaders yield the same rows in the same order, from the start and from the middle of an epoch."""
     url, features = materialize(cache, classifier, tmp_path)
     for rank in range(num_ranks):
-        in_memory = InMemoryLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
-        from_files = CacheLoader(url, features, TRAIN, 6, seed=3, rank=rank, num_ranks=num_ranks)
+        in_memory = InMemoryLoader(url, features, TRAIN, 6, seed=3, ranks=VirtualRanks.of(rank, num_ranks))
+        from_files = CacheLoader(url, features, TRAIN, 6, seed=3, ranks=VirtualRanks.of(rank, num_ranks))
         assert in_memory.num_steps == from_files.num_steps
         for epoch, start in ((1, 0), (2, 18)):
             for batch, expected in zip(in_memory.epoch(epoch, start), from_files.epoch(epoch, start), strict=True):
@@ -255,10 +256,8 @@ def test_mistakes_on_features_are_the_same_rows_as_on_images(
     """Batches of features have the row numbers of their images."""
     url, features = materialize(cache, classifier, tmp_path)
     loader = feature_loader(url, features, VAL, 6, seed=None)
-    on_images = evaluate_in_detail(
-        classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, SingleProcess()
-    )
-    on_features = evaluate_in_detail(classifier.head, loader, 3, CPU, SingleProcess())
+    on_images = evaluate_in_detail(classifier, CacheLoader(cache.url, open_cache(cache), VAL, 6), 3, CPU, Reducer())
+    on_features = evaluate_in_detail(classifier.head, loader, 3, CPU, Reducer())
 
     assert len(on_features.mistakes) == 9 - int(on_images.confusion_KK.diagonal().sum()) > 0
     assert {mistake.row for mistake in on_features.mistakes} == {mistake.row for mistake in on_images.mistakes}

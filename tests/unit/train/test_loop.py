@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.collectives import Reducer, SingleProcess
+from tasks.collectives import Reducer
 from tasks.metrics.evaluate import evaluate
 from tasks.train.loop import accumulate_gradients, train_one_epoch
 from tasks.train.step import StepSettings
@@ -94,7 +94,7 @@ def test_ranks_clip_their_averaged_gradients() -> None:
         rows = range(5) if reducer.rank == 0 else range(5, 8)
         return train(TensorLoader(inputs, labels, [rows], [8]), reducer)
 
-    weights, norm = train(TensorLoader(inputs, labels, [range(8)]), SingleProcess())
+    weights, norm = train(TensorLoader(inputs, labels, [range(8)]), Reducer())
     for found, its_norm in ThreadRanks(2).run(rank_main):
         assert torch.allclose(found, weights)
         assert its_norm == pytest.approx(norm)
@@ -176,7 +176,7 @@ def test_label_smoothing_applies_to_training_and_not_to_evaluation() -> None:
     logits = model(inputs).detach()
     plain, uniform = functional.cross_entropy(logits, labels), -functional.log_softmax(logits, dim=1).mean()
     assert trained.loss == pytest.approx(float(0.8 * plain + 0.2 * uniform))
-    assert evaluate(model, loader, NUM_CLASSES, CPU, SingleProcess()).loss == pytest.approx(float(plain))
+    assert evaluate(model, loader, NUM_CLASSES, CPU, Reducer()).loss == pytest.approx(float(plain))
 
 
 def test_step_follows_the_gradient_of_the_mean_loss() -> None:

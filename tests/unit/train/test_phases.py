@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput
@@ -57,7 +57,7 @@ def test_accumulated_step_larger_than_the_split_is_rejected(cache: CacheRef) -> 
 def test_global_batch_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
     """The batches of all ranks together must fit the split, and each rank needs an image."""
 
-    class Many(SingleProcess):
+    class Many(Reducer):
         def __init__(self, num_ranks: int) -> None:
             self.num_ranks = num_ranks
 

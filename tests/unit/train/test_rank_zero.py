@@ -7,13 +7,13 @@ import torch
 from pydantic import TypeAdapter
 
 from tasks import collectives as module
-from tasks.collectives import SingleProcess, run_on_rank_zero
+from tasks.collectives import Reducer, run_on_rank_zero
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 
 def test_single_process_runs_the_work() -> None:
     """A single process returns the result of the work."""
-    assert run_on_rank_zero(SingleProcess(), TypeAdapter(int), lambda: 3) == 3
+    assert run_on_rank_zero(Reducer(), TypeAdapter(int), lambda: 3) == 3
 
 
 def test_other_ranks_get_heartbeats_and_the_result(monkeypatch: pytest.MonkeyPatch) -> None:

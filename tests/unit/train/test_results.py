@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
@@ -37,7 +37,7 @@ def context_of(
     distributed = DistributedConfig() if ranks else None
     storage = resolve_storage(StorageConfig(home="/home"))
     spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=storage, tags=tags or {})
-    return TrainingContext(spec, manifest, classifier, torch.device("cpu"), SingleProcess())
+    return TrainingContext(spec, manifest, classifier, torch.device("cpu"), Reducer())
 
 
 def test_run_name_has_ranks_trial_or_repetition(cache: CacheRef) -> None:

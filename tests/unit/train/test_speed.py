@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import SingleProcess
+from tasks.collectives import Reducer
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.model.precision import SAMPLE, forward_bytes
@@ -24,7 +24,7 @@ from tests.builders.small_network import SMALL
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 
-class TwoRanks(SingleProcess):
+class TwoRanks(Reducer):
     """Reducer of the first of two ranks, which broadcasts nothing."""
 
     num_ranks = 2
@@ -41,12 +41,12 @@ def prepare_training(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., 
     """Return a function that prepares a run up to its first phase; afterwards the number of threads is restored."""
     before = torch.get_num_threads()
 
-    def prepare_context(reducer: SingleProcess | None = None, **settings: object) -> TrainingContext:
+    def prepare_context(reducer: Reducer | None = None, **settings: object) -> TrainingContext:
         train = TrainConfig.model_validate(
             {"model": SMALL, "weights": "none", "freeze_backbone": False, "device": "cpu", "batch_size": 6} | settings
         )
         storage = resolve_storage(StorageConfig(home=str(tmp_path / "home")))
-        return Training(TrainingSpec(train=train, cache=cache, storage=storage), reducer or SingleProcess())._prepare()
+        return Training(TrainingSpec(train=train, cache=cache, storage=storage), reducer or Reducer())._prepare()
 
     yield prepare_context
     torch.set_num_threads(before)
@@ -54,7 +54,7 @@ def prepare_training(cache: CacheRef, tmp_path: Path) -> Iterator[Callable[..., 
 
 def test_weights_are_in_channels_last(prepare_training: Callable[..., TrainingContext]) -> None:
     """Those of a single process and of ranks: dropout draws in the order of the memory, the same on any number."""
-    for network in (prepare_training(reducer).classifier.network for reducer in (SingleProcess(), TwoRanks())):
+    for network in (prepare_training(reducer).classifier.network for reducer in (Reducer(), TwoRanks())):
         kernels = [module.weight for module in network.modules() if isinstance(module, nn.Conv2d)]
         assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
         # For kernels of one pixel or one channel, both formats are the same.
@@ -73,7 +73,7 @@ def test_number_of_threads_comes_from_settings_environment_or_cores(
     assert torch.get_num_threads() == 2
 
     monkeypatch.delenv("OMP_NUM_THREADS")
-    for reducer in (SingleProcess(), TwoRanks()):
+    for reducer in (Reducer(), TwoRanks()):
         share = max(1, num_cores() // reducer.num_ranks)
         torch.set_num_threads(share + 1)
         prepare_training(reducer)

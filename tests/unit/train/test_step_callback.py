@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.collectives import Reducer, SingleProcess
+from tasks.collectives import Reducer
 from tasks.system.signals import defer_signals, interrupt_on, shutdown_requested
 from tasks.train.step_callback import StepCallback
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
@@ -16,7 +16,7 @@ def test_checkpoint_is_written_after_its_interval(interval: float, num_checkpoin
     """A checkpoint follows every step with an interval of 0, and no step with a long one."""
     saved: list[int] = []
     step_callback = StepCallback(
-        SingleProcess(), lambda: saved.append(1), checkpoint_seconds=interval, seconds_left=lambda: 1.0
+        Reducer(), lambda: saved.append(1), checkpoint_seconds=interval, seconds_left=lambda: 1.0
     )
     assert not any(step_callback.after_step() for _ in range(3))
     assert len(saved) == num_checkpoints
@@ -25,9 +25,7 @@ def test_checkpoint_is_written_after_its_interval(interval: float, num_checkpoin
 def test_time_budget_ends_after_the_step_that_used_it_up() -> None:
     """`after_step` returns True once no seconds are left, and not before."""
     left = [2.0, 1.0, 0.0]
-    step_callback = StepCallback(
-        SingleProcess(), lambda: None, checkpoint_seconds=1e9, seconds_left=lambda: left.pop(0)
-    )
+    step_callback = StepCallback(Reducer(), lambda: None, checkpoint_seconds=1e9, seconds_left=lambda: left.pop(0))
     assert [step_callback.after_step() for _ in range(3)] == [False, False, True]
 
 
@@ -69,9 +67,7 @@ def interruptible() -> Iterator[None]:
 def test_signal_within_a_step_ends_the_process_after_it_with_a_checkpoint() -> None:
     """The interrupt follows the checkpoint after the step, and is not raised again later."""
     saved: list[int] = []
-    step_callback = StepCallback(
-        SingleProcess(), lambda: saved.append(1), checkpoint_seconds=1e9, seconds_left=lambda: 1.0
-    )
+    step_callback = StepCallback(Reducer(), lambda: saved.append(1), checkpoint_seconds=1e9, seconds_left=lambda: 1.0)
 
     def step() -> None:
         with defer_signals():
@@ -110,7 +106,7 @@ def test_rank_ignores_all_signals_but_the_first() -> None:
         signal.raise_signal(signal.SIGTERM)
         saved.append(1)
 
-    step_callback = StepCallback(SingleProcess(), save, checkpoint_seconds=1e9, seconds_left=lambda: 1.0)
+    step_callback = StepCallback(Reducer(), save, checkpoint_seconds=1e9, seconds_left=lambda: 1.0)
 
     def step() -> None:
         with defer_signals():

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import optuna
@@ -18,7 +19,7 @@ from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.system.slots import Slot
 from tasks.train.spec import TrainingSpec
-from tasks.tune.search import RunningTrial, TrialStart, TrialThreads, run_trials
+from tasks.tune.search import RunningTrial, TrialStart, TrialThread, run_trials
 from tasks.tune.study import NoTrialCompleted, best_trial, counted_trials, open_study, requeue_lost_trials, trial_rows
 from tasks.tune.trial import Pruned, fail_trial, get_trial, make_reporter
 
@@ -279,7 +280,7 @@ def test_concurrent_trials_share_the_cores(storage: Storage, monkeypatch: pytest
 
     monkeypatch.setattr("tasks.tune.search.run_trial", run)
     spec = TrainingSpec(train=TRAIN, distributed=None, cache=CacheRef(url="cache", digest="digest"), storage=storage)
-    start_trial = TrialThreads(2)
+    start_trial = partial(TrialThread, num_slots=2)
     running = [start_trial(TrialStart(spec, "study", number, TUNE, "parent")) for number in (0, 1)]
     while not all(trial.poll() for trial in running):
         time.sleep(0.01)
@@ -300,7 +301,7 @@ def test_all_trials_in_place_are_cancelled_before_the_first_join(
 
     monkeypatch.setattr("tasks.tune.search.run_trial", run)
     spec = TrainingSpec(train=TRAIN, distributed=None, cache=CacheRef(url="cache", digest="digest"), storage=storage)
-    start_trial = TrialThreads(4)
+    start_trial = partial(TrialThread, num_slots=4)
     with pytest.raises(WrongInput, match="a sentence"):
         run_trials(
             study,
