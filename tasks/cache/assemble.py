@@ -45,11 +45,6 @@ class BatchMemory:
         self._lock = threading.Lock()
         self._kept: list[Pixels] = []
 
-    @property
-    def num_kept(self) -> int:
-        """Number of batches whose memory is kept for reuse."""
-        return len(self._kept)
-
     def take(self) -> torch.Tensor:
         """Return uninitialized uint8 memory of `shape`."""
         if self.pin:
@@ -76,11 +71,6 @@ class Assembly:
         self._labels = torch.empty(len(share.rows), dtype=torch.int64, pin_memory=memory.pin)
         self._filling: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
-
-    @property
-    def num_filling(self) -> int:
-        """Number of batches that are being filled."""
-        return len(self._filling)
 
     def part(self, group: int) -> Part:
         """Return the rows to read of a row group, and allocate the batches for them."""

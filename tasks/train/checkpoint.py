@@ -20,10 +20,10 @@ from tasks.train.progress import EarlyStopping, Progress, RunningEpoch
 
 logger = logging.getLogger("lakevision.train")
 
-CONTENT = (
-    *("config", "classes", "model", "optimizer", "rank_buffers", "phase", "first_epoch", "next_epoch", "running"),
-    *("batch_size", "average", "stopping", "history", "seconds", "provenance", "tags"),
-)
+PLAIN = ("phase", "first_epoch", "next_epoch", "batch_size", "average", "seconds", "provenance", "tags")
+"""Values of `Progress` that a checkpoint has as they are."""
+
+CONTENT = (*PLAIN, "config", "classes", "model", "optimizer", "rank_buffers", "running", "stopping", "history")
 """Keys of a checkpoint."""
 
 VERSION = 1
@@ -100,23 +100,15 @@ class Checkpoints:
         rank_buffers = (
             buffers.collect(reducer) if differ and buffers is not None and buffers.ranks.num_virtual > 1 else []
         )
-        content = {
+        content = {name: getattr(progress, name) for name in PLAIN} | {
             "config": self._config,
             "classes": list(progress.classes),
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rank_buffers": rank_buffers,
-            "phase": progress.phase,
-            "first_epoch": progress.first_epoch,
-            "next_epoch": progress.next_epoch,
             "running": running,
-            "batch_size": progress.batch_size,
-            "average": progress.average,
             "stopping": asdict(progress.stopping),
             "history": [asdict(metrics) for metrics in progress.history],
-            "seconds": progress.seconds,
-            "provenance": progress.provenance,
-            "tags": progress.tags,
         }
         assert tuple(content) == CONTENT, "CONTENT lists the keys of a checkpoint"
         return content
@@ -282,20 +274,14 @@ def _save(content: dict[str, Any], file: IO[bytes]) -> None:
 
 def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0) -> None:
     """Restore the progress of a checkpoint; rank 0 continues with the sums of all ranks, the others with zeros."""
-    progress.phase = content["phase"]
-    progress.first_epoch = content["first_epoch"]
-    progress.next_epoch = content["next_epoch"]
-    progress.batch_size = content["batch_size"]
+    for name in PLAIN:
+        setattr(progress, name, content[name])
     progress.running = RunningEpoch(**content["running"])
     if rank != 0:
         progress.running.totals = torch.zeros_like(progress.running.totals)
     progress.stopping = EarlyStopping(**content["stopping"])
     progress.history = [EpochMetrics(**metrics) for metrics in content["history"]]
     progress.best_state = content["best_state"]
-    progress.average = content["average"]
-    progress.seconds = content["seconds"]
-    progress.provenance = dict(content["provenance"])
-    progress.tags = content["tags"]
 
 
 def restore(

@@ -74,8 +74,8 @@ def test_memory_of_a_loader_does_not_grow_with_the_split(make_cache: Callable[..
     assert loader.window == window
 
     assert sum(len(batch.labels_B) for batch in loader.epoch(0)) == rows
-    assert loader._memory.num_kept <= 2 * window + 3
-    assert loader._memory.num_kept * 16 * 32 * 32 * 3 <= 1.3 * (1 << 20)
+    assert len(loader._memory._kept) <= 2 * window + 3
+    assert len(loader._memory._kept) * 16 * 32 * 32 * 3 <= 1.3 * (1 << 20)
 
 
 def test_memory_of_a_batch_is_reused_once_unreferenced(make_cache: Callable[..., CacheRef]) -> None:
