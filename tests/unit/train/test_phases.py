@@ -105,7 +105,7 @@ def test_class_with_one_image_is_trained_on(tmp_path: Path, *, feature_cache: bo
     before = nn.utils.parameters_to_vector(made.model.parameters()).detach().clone()
 
     trained = train_one_epoch(
-        made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.learning_rate, step=made.settings), 0
+        made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.schedule, step=made.settings), 0
     )
 
     assert made.settings.class_weights_K is not None
@@ -164,7 +164,7 @@ def test_fine_tuning_phase_trains_the_layers_from_the_named_one(cache: CacheRef)
 
     made = prepare(context, 1)
     assert made.model is context.classifier
-    train_one_epoch(made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.learning_rate, step=made.settings), 0)
+    train_one_epoch(made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.schedule, step=made.settings), 0)
 
     changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if name.startswith(("conv5.", "fc."))}
