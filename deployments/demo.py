@@ -261,7 +261,8 @@ def show_summary(
     from tasks.refs import RunRef
     from tasks.storage import resolve_storage
     from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, summary_lines
-    from tasks.tracking import run_location, runs_location
+    from tasks.tracking.runs import run_location
+    from tasks.tracking.server import runs_location
 
     file = stack.home / SUMMARY_FILE
     summary = PipelineSummary.model_validate_json(file.read_text())

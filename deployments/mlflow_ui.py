@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     from mlflow.server.handlers import initialize_backend_stores
 
     from deployments.mlflow_guard import Guard
-    from tasks.tracking import prepare_tracking
+    from tasks.tracking.server import prepare_tracking
 
     try:
         if storage.tracking.startswith("sqlite:"):

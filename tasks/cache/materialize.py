@@ -32,14 +32,9 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.object_store import file_system
 from tasks.progress.count import counted
-from tasks.refs import CacheRef, TableRef
-from tasks.schema import CACHE_PART_ARROW, SPLITS
-from tasks.spark.cluster import check_visible, num_task_slots
-from tasks.schema import CACHE_PART_ARROW, IMAGES_ARROW, SPLITS
 from tasks.refs import SPLITS, CacheRef, TableRef
 from tasks.schema import IMAGES_ARROW
-from tasks.spark.cluster import num_task_slots
-from tasks.spark.progress import count_ended_tasks, num_tasks
+from tasks.spark.cluster import check_visible, num_task_slots
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import spark_session
 from tasks.spark.worker_log import count_ended_tasks, num_tasks

@@ -13,8 +13,6 @@ from tasks.cache.manifest import CacheFile
 from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
 from tasks.object_store import file_system
-from tasks.schema import CACHE_PART_ARROW, cache_schema
-from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
 from tasks.system.disk import existing_folder
 
 FILE_BYTES = 64 << 20

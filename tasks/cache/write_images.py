@@ -13,8 +13,7 @@ from pyspark import Accumulator
 from tasks.cache.write import CACHE_PART_ARROW, RowFileWriter, cache_schema
 from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import decode_pixels, encode_jpeg
-from tasks.spark.progress import EndedParts
-from tasks.spark.worker_log import WorkerCount, log_from_worker
+from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
 
 
 class CacheFileWriter(RowFileWriter):

@@ -17,15 +17,10 @@ from pyspark import Accumulator
 from tasks.config.etl import EtlConfig
 from tasks.model_package.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
 from tasks.paths import GONE, is_inside
-from tasks.schema import IMAGES, READ_ARROW, TEST, TRAIN, VAL
-from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
-from tasks.tables.parts import Mapper, PartTarget, PartWriter
 from tasks.refs import TEST, TRAIN, VAL
 from tasks.schema import IMAGES, READ_ARROW
-from tasks.spark.progress import EndedParts
-from tasks.spark.worker_log import WorkerCount, log_from_worker
-from tasks.tables.parts import PartTarget, PartWriter
-from tasks.tables.rewriting import Mapper
+from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
+from tasks.tables.parts import Mapper, PartTarget, PartWriter
 
 STORED_QUALITY = 90
 """JPEG quality of images that are stored scaled down, on libjpeg's scale."""

@@ -13,7 +13,7 @@ from tasks.storage import Storage
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import at_version
 from tasks.text.markup import in_cells
-from tasks.tracking import check_tracking
+from tasks.tracking.server import check_tracking
 
 
 @stage("etl", timeout_in="etl")

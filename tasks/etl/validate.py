@@ -14,9 +14,7 @@ from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
-from tasks.refs import EtlReport, TableRef
-from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED, SPLITS, TEST, TRAIN, VAL
-from tasks.refs import SPLITS, TEST, TRAIN, VAL, EtlReport
+from tasks.refs import SPLITS, TEST, TRAIN, VAL, EtlReport, TableRef
 from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import try_without_spark

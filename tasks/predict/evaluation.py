@@ -14,10 +14,6 @@ from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.description import FILE_LIMITS, InvalidPackage
-from tasks.refs import CacheRef, ModelRef
-from tasks.schema import TEST
-from tasks.predict.champion import fetch_classifier
-from tasks.predict.invalid_package import translate_invalid
 from tasks.refs import TEST, CacheRef, ModelRef
 from tasks.storage import Storage
 from tasks.text.forms import as_known

@@ -20,9 +20,6 @@ from tasks.predict.pending import KEY, KEYS_ARROW, check_keys, contents_of
 from tasks.predict.predictions import DIGEST, JUDGED_ARROW, predicted_by, write
 from tasks.predict.predictor import prediction_columns
 from tasks.predict.scoring import check_settings, score, send_package, spread, start_workers
-from tasks.refs import ModelRef, TableRef
-from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES, TEST
-from tasks.predict.write import write
 from tasks.refs import TEST, ModelRef, TableRef
 from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
 from tasks.spark.scratch import scratch_root

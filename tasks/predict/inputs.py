@@ -23,10 +23,9 @@ from tasks.schema import ADDED_TO_FILES, FILE_ARROW, INPUTS, INPUTS_ARROW, INPUT
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import delta, snapshots
-from tasks.tables.writer import commit, write_access
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
-from tasks.tables.writer import write_access
+from tasks.tables.writer import commit, write_access
 
 logger = logging.getLogger("lakevision.predict")
 

@@ -24,9 +24,9 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import check_writable
 from tasks.tables import delta, snapshots
-from tasks.tables.committing import commit
+from tasks.tables.delta_internals import Snapshot
 from tasks.tables.parquet_rows import ParquetRows
-from tasks.tables.writer import write_access
+from tasks.tables.writer import commit, write_access
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -178,7 +178,7 @@ def check_errors(errors: int, num: int, example: str | None, predict: PredictCon
         )
 
 
-def _merge(new: DataFrame, newest: snapshots.Snapshot, model: ModelRef, *, replaces: bool) -> None:
+def _merge(new: DataFrame, newest: Snapshot, model: ModelRef, *, replaces: bool) -> None:
     spark, path = new.sparkSession, newest.table.path
     if newest.properties.get(CHANGE_FEED) != PREDICTIONS_PROPERTIES[CHANGE_FEED]:
         logger.info("%s: recording changes from now on, in Delta's change data feed", path)

@@ -26,10 +26,7 @@ from tasks.refs import ModelRef, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS
 from tasks.spark.cluster import is_in_driver, num_task_slots, threads_per_task
 from tasks.spark.session import preload
-from tasks.spark.worker_log import count_ended_tasks
-from tasks.spark.preload import preload
-from tasks.spark.progress import EndedParts, count_ended_tasks
-from tasks.spark.worker_log import WorkerCount
+from tasks.spark.worker_log import EndedParts, WorkerCount, count_ended_tasks
 from tasks.storage import Storage
 from tasks.tables import delta
 from tasks.text.forms import as_known

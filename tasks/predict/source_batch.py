@@ -29,7 +29,7 @@ from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables import delta, snapshots
 from tasks.tables.writer import write_access
-from tasks.tracking import SOURCE_TAG
+from tasks.tracking.models import SOURCE_TAG
 
 logger = logging.getLogger("lakevision.predict")
 

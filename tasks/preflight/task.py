@@ -9,7 +9,7 @@ from tasks.pool.task import check_pool, where_to_run
 from tasks.preflight.check import check_pipeline, check_split_size
 from tasks.refs import TableRef
 from tasks.storage import Storage
-from tasks.tracking import check_tracking
+from tasks.tracking.server import check_tracking
 
 
 @stage("preflight", timeout_seconds=1800)

@@ -38,7 +38,7 @@ from tasks.registry.gate import (
 from tasks.registry.judged import judged_text, note_judged
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
-from tasks.tracking import EvaluatedRun
+from tasks.tracking.evaluated import EvaluatedRun
 
 
 @dataclass(frozen=True)

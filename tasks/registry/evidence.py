@@ -19,7 +19,7 @@ from tasks.registry.pairs import Competitor, paired_predictions
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.text.forms import composed
-from tasks.tracking import EvaluatedRun
+from tasks.tracking.evaluated import EvaluatedRun
 
 logger = logging.getLogger("lakevision.registry")
 

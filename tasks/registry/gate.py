@@ -7,7 +7,7 @@ from tasks.errors import WrongInput, join_names
 from tasks.registry.comparison import chance_gain, loss_p_value
 from tasks.registry.decision import ClassComparison, Comparison
 from tasks.text.forms import composed
-from tasks.tracking import EvaluatedRun
+from tasks.tracking.evaluated import EvaluatedRun
 
 NUM_NAMED = 5
 

@@ -24,7 +24,7 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
 from tasks.tables.snapshots import newest_snapshot
-from tasks.tracking import EvaluatedRun, evaluated_run
+from tasks.tracking.evaluated import EvaluatedRun, evaluated_run
 from tasks.tracking.pins import check_pins, pin_trained_versions
 
 logger = logging.getLogger("lakevision.registry")

@@ -5,10 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tasks.cache.rows import read_images
-from tasks.metrics.epoch import EpochMetrics
 from tasks.cache.loader import read_images
-from tasks.metrics.evaluate import Evaluation
+from tasks.metrics.evaluate import EpochMetrics, Evaluation
 from tasks.metrics.mistakes import mistake_table
 from tasks.refs import TEST
 from tasks.report import (
@@ -24,7 +22,7 @@ from tasks.report.image_names import image_files
 from tasks.report.model_card import TrainingFacts, model_card
 from tasks.storage import Storage
 from tasks.text.printable import printable
-from tasks.tracking import TrackedRun
+from tasks.tracking.tracked_run import TrackedRun
 
 
 def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, list[object]]:

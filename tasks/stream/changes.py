@@ -12,9 +12,9 @@ from tasks.errors import WrongInput
 from tasks.predict.scoring import spread
 from tasks.schema import CHANGE_FEED
 from tasks.spark.file_systems import prepare_store
-from tasks.tables.delta_internals import Snapshot
 from tasks.spark.session import BROADCAST_ROWS
 from tasks.storage import Storage
+from tasks.tables.delta_internals import Snapshot
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 

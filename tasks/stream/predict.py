@@ -11,13 +11,11 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.stream import StreamConfig
 from tasks.errors import UserError, WrongInput
-from tasks.predict.batch import unlearned_labels, warn_of_unlearned
 from tasks.predict.champion import check_model, model_of_table, named_model
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.predict.pending import PREDICTED_ARROW, check_images
-from tasks.predict.predictions import check_paths, create_predictions, predicted_by, predictions_setting
-from tasks.predict.scoring import score, start_workers
-from tasks.predict.write import write
+from tasks.predict.predictions import check_paths, create_predictions, predicted_by, predictions_setting, write
+from tasks.predict.scoring import score, start_workers, unlearned_labels, warn_of_unlearned
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, StreamReport, TableRef
 from tasks.spark.cluster import check_file_visible, check_visible

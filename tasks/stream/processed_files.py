@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from tasks.config.stream import StreamConfig
 from tasks.object_store import file_system, list_names
 from tasks.paths import local_path
-from tasks.predict.source_pending import FINGERPRINT
+from tasks.predict.inputs import FINGERPRINT
 from tasks.schema import FILE_ARROW
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage

@@ -23,7 +23,6 @@ from tasks.predict.predictions import check_paths, create_predictions, predictio
 from tasks.predict.scoring import start_workers
 from tasks.predict.source import SETTING, ListedSource, list_source
 from tasks.predict.source_batch import log_model, predict_files
-from tasks.predict.source_batch import log_model
 from tasks.refs import ModelRef, StreamReport
 from tasks.schema import FILE_ARROW, TO_PREDICT_ARROW
 from tasks.spark.cluster import check_visible

@@ -29,8 +29,7 @@ from tasks.collectives import Reducer, broadcast_value, run_on_rank_zero, wait_f
 from tasks.config.frozen import hashed_settings
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
-from tasks.model_package.network import IMAGENET_MEAN, IMAGENET_STD
-from tasks.model_package.network import ImageNetwork
+from tasks.model_package.network import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
 from tasks.model_package.serving import serving_network
 from tasks.object_store import file_system
 from tasks.progress.activity import stepping, waiting_for_process

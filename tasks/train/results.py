@@ -26,7 +26,11 @@ from tasks.report.report import log_report
 from tasks.spark.session import NeedsSpark
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source
-from tasks.tracking import FLOW_SOURCE_TAG, REPEAT_TAG, RESUMED_WITH_CHANGES_TAG, TABLE_ID_TAG, TrackedRun, TrainingData
+from tasks.tracking.datasets import TrainingData
+from tasks.tracking.runs import FLOW_SOURCE_TAG, RESUMED_WITH_CHANGES_TAG
+from tasks.tracking.tracked_run import TrackedRun
+from tasks.tracking.trained import REPEAT_TAG
+from tasks.tracking.trained_tables import TABLE_ID_TAG
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.continuation import continued_run, end_checkpoints
 from tasks.train.phases import TrainingContext

@@ -110,7 +110,7 @@ def reference(folder: Path, *, same: bool) -> Run:
         folder: The folder of images.
         same: Whether to use our precision and memory format, and not the defaults float32 and NCHW.
     """
-    from tasks.model.precision import computes_bf16
+    from tasks.model_package.serving import computes_bf16
 
     model = network(channels_last=same)
     loader = image_folder(folder)

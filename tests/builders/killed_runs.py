@@ -18,9 +18,6 @@ import psutil
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import MANIFEST, CacheDamaged, open_cache, read_manifest, verify_files
 from tasks.etl.commits import MARKER
-from tasks.refs import CacheRef
-from tasks.schema import DELETED, FILES, IMAGES, SPLITS
-from tasks.etl.staging import MARKER
 from tasks.refs import SPLITS, CacheRef
 from tasks.schema import DELETED, FILES, IMAGES
 from tasks.spark.session import spark_session

@@ -11,7 +11,7 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.etl.validate import measure_tables, validate_tables
-from tasks.tracking import prepare_data_tracking, prepare_tracking
+from tasks.tracking.server import prepare_data_tracking, prepare_tracking
 from tests.conftest import write_images
 
 

@@ -20,8 +20,9 @@ from tasks.errors import Diverged, RunDeleted, TrackingUnavailable, WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef
 from tasks.storage import Storage, resolve_storage
-from tasks.tracking import MetricSender, experiments
+from tasks.tracking import experiments
 from tasks.tracking.runs import has_run
+from tasks.tracking.sender import MetricSender
 from tasks.tracking.tracked_run import monitors
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec

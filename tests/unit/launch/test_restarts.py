@@ -22,7 +22,7 @@ from tasks.launch.failures import RankFailed, RanksLost, Stopped
 from tasks.launch.restarts import Deadline, train_with_restarts
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
-from tasks.tracking import RESTARTS_TAG
+from tasks.tracking.runs import RESTARTS_TAG
 from tasks.train.checkpoint_files import checkpoint_name
 from tasks.train.spec import TrainingSpec
 

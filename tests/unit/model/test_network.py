@@ -9,8 +9,8 @@ from torch import nn
 
 from tasks.errors import WrongInput
 from tasks.model.network import Classifier, build_classifier
-from tasks.model.precision import computes_bf16
 from tasks.model.pretrained import check_model_name
+from tasks.model_package.serving import computes_bf16
 from tests.builders.small_network import SMALL
 
 # googlenet warns on every start that its weight initialization will change.

@@ -8,7 +8,8 @@ from torch import nn
 
 from tasks.errors import WrongInput
 from tasks.model.network import Classifier, build_classifier
-from tasks.model.precision import choose_precision, computes_bf16, forward_bytes, largest_batch, precision_name
+from tasks.model.precision import choose_precision, forward_bytes, largest_batch, precision_name
+from tasks.model_package.serving import computes_bf16
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -13,7 +13,7 @@ from tasks.model.network import build_classifier
 from tasks.model_package.classifier import save_classifier
 from tasks.predict.predictor import task_gpu
 from tasks.predict.scoring import make_predictor
-from tasks.spark.progress import EndedTasks
+from tasks.spark.worker_log import EndedTasks
 from tests.builders.loaded_modules import loaded_modules
 from tests.builders.small_network import SMALL
 from tests.conftest import write_images

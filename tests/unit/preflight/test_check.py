@@ -13,7 +13,7 @@ from tasks.config.cache import CacheConfig
 from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.config.tune import Choices, TuneConfig, TuneRun
 from tasks.errors import WrongInput
-from tasks.model.precision import computes_bf16
+from tasks.model_package.serving import computes_bf16
 from tasks.preflight.check import check_split_size
 from tasks.preflight.trainable import check_training
 from tasks.refs import TableRef

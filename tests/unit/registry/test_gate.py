@@ -25,7 +25,7 @@ from tasks.registry.gate import (
     is_older,
     objections,
 )
-from tasks.tracking import EvaluatedRun
+from tasks.tracking.evaluated import EvaluatedRun
 
 
 def run_on(

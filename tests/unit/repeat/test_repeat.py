@@ -17,14 +17,8 @@ from tasks.errors import WrongInput
 from tasks.model.device import processor_name
 from tasks.refs import CacheRef, MetricPair
 from tasks.repeat import original_run
-from tasks.repeat.repeat import (
-    OriginalRun,
-    check_same_data,
-    compare_metrics,
-    differences_now,
-    differences_of,
-    repeat_training,
-)
+from tasks.repeat.original_run import OriginalRun
+from tasks.repeat.repeat import check_same_data, compare_metrics, differences_now, differences_of, repeat_training
 from tasks.storage import Storage, resolve_storage
 from tasks.train.spec import TrainingSpec, run_key
 

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tasks.metrics.epoch import EpochMetrics
-from tasks.report.report import scalar_tag, write_event_file
 from tasks.metrics.evaluate import EpochMetrics
-from tasks.report.event_file import scalar_tag, write_event_file
+from tasks.report.report import scalar_tag, write_event_file
 from tests.builders.finished_training import history_of
 
 

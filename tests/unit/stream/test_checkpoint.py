@@ -7,7 +7,6 @@ import pytest
 from tasks.errors import WrongInput
 from tasks.stream.checkpoint import (
     RESTART,
-    Commit,
     Position,
     checkpoint_root,
     lag_of,
@@ -17,6 +16,7 @@ from tasks.stream.checkpoint import (
     remove_older,
 )
 from tasks.stream.run import Lag
+from tasks.tables.delta import Commit
 
 COMMITS = [Commit(version, num_files, 100.0 + version) for version, num_files in ((3, 2), (4, 0), (5, 1))]
 """Two commits with changes, and a compaction between them."""

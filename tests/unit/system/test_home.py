@@ -9,7 +9,7 @@ import pytest
 from tasks.config.storage import StorageConfig
 from tasks.storage import resolve_storage
 from tasks.system.home import is_shared, make_home, make_private_file
-from tasks.tracking import prepare_tracking
+from tasks.tracking.server import prepare_tracking
 
 
 def mode(path: Path) -> int:

@@ -13,7 +13,7 @@ from tasks.cache.order import VirtualRanks
 from tasks.collectives import Reducer
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model.network import Classifier, build_classifier
-from tasks.model.precision import computes_bf16
+from tasks.model_package.serving import computes_bf16
 from tasks.progress.count import StepProgress, listener
 from tasks.refs import TRAIN, VAL, CacheRef
 from tasks.train.features import FORM, feature_loader, materialize_features
