@@ -1,23 +1,48 @@
-"""GPUs of ranks on this machine and on hosts: no two training runs use the same GPU."""
+"""GPUs of ranks: why ranks cannot train on them, and those of this machine, which no two training runs share."""
 
-import logging
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tasks.config.distributed import Backend
-from tasks.launch.gpu_obstacle import expected_gpu_obstacle
-from tasks.launch.placement import place_ranks
-from tasks.launch.remote import Agent
 from tasks.system.cores import gpus_for
 from tasks.system.slots import Gpus, share_of_gpus, take_gpus, take_slot
 from tasks.train.spec import TrainingSpec
 
-logger = logging.getLogger("lakevision.ranks")
 
-POLL_SECONDS = 2.0
-"""Seconds between two attempts to get the GPUs of all hosts."""
+def gpu_obstacle(backend: Backend, has_nccl: bool, num_ranks: int, num_gpus: int) -> str | None:
+    """Return the reason why ranks on this machine cannot exchange gradients on GPUs, or None.
+
+    Args:
+        backend: Library that exchanges the gradients.
+        has_nccl: Whether it was built with NCCL; without it, a rank with tensors on a GPU fails.
+        num_ranks: Ranks on this machine.
+        num_gpus: GPUs that torch sees; NCCL does not support two ranks on one GPU.
+    """
+    if not has_nccl and backend == "horovod":
+        return (
+            "Horovod was built without NCCL: run 'HOROVOD_GPU_OPERATIONS=NCCL make setup', or set distributed.backend "
+            "to torch"
+        )
+    if not has_nccl:
+        return "torch was built without NCCL: install its build for CUDA"
+    if num_ranks > num_gpus:
+        return f"{num_ranks} ranks share this machine and there are {num_gpus} GPUs: give at most as many ranks"
+    return None
+
+
+def expected_gpu_obstacle(backend: Backend, num_ranks: int) -> str | None:
+    """Return the obstacle of ranks that would be started on this machine now, or None without a GPU."""
+    import torch
+
+    if num_ranks == 1 or not torch.cuda.is_available():
+        return None
+    if backend == "torch":
+        has_nccl = torch.distributed.is_nccl_available()
+    else:
+        import horovod.torch as hvd  # Here: it takes seconds to load. `nccl_built` needs no other ranks.
+
+        has_nccl = hvd.nccl_built()
+    return gpu_obstacle(backend, has_nccl, num_ranks, torch.cuda.device_count())
 
 
 def gpus_to_choose_from(device: str, backend: Backend, num_ranks: int) -> list[str]:
@@ -40,8 +65,8 @@ def gpus_to_choose_from(device: str, backend: Backend, num_ranks: int) -> list[s
 def gpus_of_run(spec: TrainingSpec, timeout_seconds: float, check: Callable[[], None] = lambda: None) -> Iterator[Gpus]:
     """Yield the GPUs of a training run on this machine: one for each of its ranks, which no other run has.
 
-    A single process has the GPU of its slot, which it shares with other single processes if none is free. For ranks on
-    other hosts see `take_gpus_of_hosts`.
+    A single process has the GPU of its slot, which it shares with other single processes if none is free. Agents
+    take those of other hosts.
 
     Args:
         spec: Specification of the training run.
@@ -51,59 +76,20 @@ def gpus_of_run(spec: TrainingSpec, timeout_seconds: float, check: Callable[[], 
     Raises:
         WrongInput, TimeLimitExceeded: As `take_gpus` and `take_slot`.
     """
-    if spec.distributed is None:
+    settings = spec.distributed
+    if settings is None:
         names = gpus_for(spec.train.device)
-        if not names:
-            yield Gpus()
-        elif spec.slot is not None:
-            yield share_of_gpus(spec.slot)
-        else:
-            with take_slot(names, timeout_seconds, check) as slot:
-                yield share_of_gpus(slot)
-        return
-    if spec.distributed.launcher != "local":
-        yield Gpus()
-        return
-    names = gpus_to_choose_from(spec.train.device, spec.distributed.backend, spec.num_ranks)
+    elif settings.launcher == "local":
+        names = gpus_to_choose_from(spec.train.device, settings.backend, spec.num_ranks)
+    else:
+        names = []
     if not names:
         yield Gpus()
-        return
-    with take_gpus(names, spec.num_ranks, timeout_seconds, check) as own:
-        yield own
-
-
-def take_gpus_of_hosts(spec: TrainingSpec, agents: Sequence[Agent], check: Callable[[], None]) -> None:
-    """Acquire a GPU for each rank on each host, in use until its agent and its ranks have ended.
-
-    Waits while other training runs have too many of them. It acquires the GPUs of all hosts or none, so that two runs
-    never wait for each other.
-
-    Args:
-        spec: Specification of the training run.
-        agents: The agents of the hosts.
-        check: Called during the wait; an exception in it ends the wait.
-
-    Raises:
-        HostLost: The connection to a host ended.
-        WrongInput: The folder of the locks belongs to another user there.
-    """
-    assert spec.distributed is not None, "a single process runs on this machine"
-    counts = Counter(one.place for one in place_ranks(agents, spec.num_ranks))
-    wanted = {"device": spec.train.device, "backend": spec.distributed.backend}
-    is_logged = False
-    while True:
-        for index, num_ranks in counts.items():
-            if not agents[index].ask("take_gpus", num_ranks=num_ranks, **wanted)["are_taken"]:
-                missing = agents[index].host
-                break
-        else:
-            return
-        for index in counts:
-            agents[index].ask("release_gpus")
-        if not is_logged:
-            is_logged = True
-            logger.info(
-                "waiting for GPUs of host '%s', which other training runs, or ranks that have not ended, use", missing
-            )
-        check()
-        time.sleep(POLL_SECONDS)
+    elif settings is not None:
+        with take_gpus(names, spec.num_ranks, timeout_seconds, check) as own:
+            yield own
+    elif spec.slot is not None:
+        yield share_of_gpus(spec.slot)
+    else:
+        with take_slot(names, timeout_seconds, check) as slot:
+            yield share_of_gpus(slot)

@@ -9,7 +9,7 @@ from torch import nn
 
 from tasks.collectives import Reducer
 from tasks.config.distributed import GradientCompression
-from tasks.launch.gpu_obstacle import gpu_obstacle
+from tasks.launch.gpus import gpu_obstacle
 from tasks.launch.gradient_buckets import GradientBuckets
 from tasks.progress.activity import waiting_for_ranks
 

@@ -1,12 +1,12 @@
 """The agent of a host, which starts its ranks: `python -m tasks.launch.host_agent`, messages on stdin and stdout.
 
-With --connect, it reads an `Invitation` on stdin and connects to its launcher. The end of stdin ends the agent.
+ssh or a Spark task connects them to the launcher. The end of stdin ends the agent.
 
-It imports only the standard library at first, so that from the beginning it notices the end of its launcher. Then its
-ranks get SIGTERM and soon SIGKILL. If it is killed itself, they exit by their own stdin (`start_rank`).
+It imports no large package at first, so that it soon notices the end of its launcher. Then its ranks get SIGTERM and
+soon SIGKILL. If it is killed itself, they exit by their own stdin (`start_rank`).
 """
 
-import json
+import ipaddress
 import os
 import queue
 import signal
@@ -14,19 +14,17 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tasks.environment import ssh_address
-from tasks.launch.channel import SILENT_SECONDS, Channel, Message
 from tasks.launch.code_version import code_versions
-from tasks.launch.handshake import TIMEOUT_SECONDS, greet_launcher
+from tasks.launch.protocol import SILENT_SECONDS, Channel, Message
 from tasks.launch.rank_process import Message as RankMessage
 from tasks.launch.rank_process import RankProcess, start, terminate
-from tasks.launch.tunnel import KINDS, Tunnel
 from tasks.progress.activity import Activity
 
 GRACE_SECONDS = 5.0
@@ -39,32 +37,21 @@ LAST_SECONDS = 1.0
 class HostAgent:
     """The ranks of one host, and what they say."""
 
-    def __init__(
-        self, channel: Channel, folder: Path, address: str | None, environment: Mapping[str, str], cores: int
-    ) -> None:
+    def __init__(self, channel: Channel, folder: Path) -> None:
         """Start forwarding the output of ranks.
 
         Args:
             channel: Connection to the launcher.
             folder: Folder for the specification of the training run.
-            address: Address by which the launcher reaches this host; None if that is unknown.
-            environment: Further variables for the ranks.
-            cores: Number of cores for the ranks; 0 for those of the host.
         """
         self._channel = channel
-        self._address = address
-        self._tunnel = Tunnel(channel)
         self._spec_path = folder / "spec.json"
-        self._environment = dict(environment)
-        self._cores = cores
+        self._environment: dict[str, str] = {}
         self._ranks: dict[int, RankProcess] = {}
         self._messages: queue.Queue[RankMessage] = queue.Queue()
         self._requests: dict[str, Callable[[Message], dict[str, Any]]] = {
             "prepare": self._prepare,
-            "forward": lambda message: {"port": self._tunnel.listen(message["port"])},
-            "write": _write,
-            "see": _see,
-            "remove": _remove,
+            "mark": _mark,
             "take_gpus": self._take_gpus,
             "release_gpus": self._release_gpus,
         }
@@ -75,9 +62,7 @@ class HostAgent:
     def handle(self, message: Message) -> None:
         """Handle a message of the launcher."""
         kind = message["kind"]
-        if kind in KINDS:
-            self._tunnel.handle(message)
-        elif kind == "start":
+        if kind == "start":
             self._start(message["rank"], message["environment"])
         elif kind == "signal":
             rank = self._ranks[message["rank"]]
@@ -97,13 +82,13 @@ class HostAgent:
     def _prepare(self, message: Message) -> dict[str, Any]:
         # Here: these import packages, which may take long from a cold disk.
         from tasks.environment import rank_environment
-        from tasks.launch.interface import choose_interface
         from tasks.system.cores import num_cores
 
         self._spec_path.write_text(message["spec"])
         paths = os.pathsep.join(path for path in sys.path if path)
-        self._environment = rank_environment() | message["environment"] | self._environment | {"PYTHONPATH": paths}
-        return {"cores": self._cores or num_cores(), "interface": choose_interface(message["interface"], self._address)}
+        given = rank_environment(message["names"]) | message["environment"]
+        self._environment = given | {"PYTHONPATH": paths}
+        return {"cores": num_cores(), "interface": _choose_interface(message["interface"], message["address"])}
 
     def _take_gpus(self, message: Message) -> dict[str, Any]:
         from tasks.launch.gpus import gpus_to_choose_from
@@ -122,10 +107,11 @@ class HostAgent:
         return {}
 
     def _start(self, number: int, environment: dict[str, str]) -> None:
-        def heard(rank: int, activity: Activity) -> None:
+        def send_activity(rank: int, activity: Activity) -> None:
             self._channel.send("activity", rank=rank, value=activity)
 
-        rank = start(number, self._spec_path, self._environment | environment, self._messages, heard, self._locks)
+        own = self._environment | environment
+        rank = start(number, self._spec_path, own, self._messages, send_activity, self._locks)
         self._ranks[number] = rank
 
         def wait() -> None:
@@ -136,31 +122,47 @@ class HostAgent:
     def _forward_messages(self) -> None:
         while True:
             rank, message = self._messages.get()
-            if message is None:
-                self._channel.send("closed", rank=rank.number)
-            else:
-                self._channel.send("event" if isinstance(message, dict) else "line", rank=rank.number, value=message)
+            self._channel.send("output", rank=rank.number, value=message)
 
 
-def _write(message: Message) -> dict[str, Any]:
-    if message["make"]:
-        Path(message["folder"]).mkdir(parents=True, exist_ok=True)
-    for name in message["names"]:
-        with Path(message["folder"], name).open("x"):
+def _choose_interface(wanted: str, address: str | None) -> str:
+    """Return the name of the wanted interface, or of that with an address.
+
+    Raises:
+        ValueError: There is none.
+    """
+    import psutil
+
+    names = [name for _, name in socket.if_nameindex()]
+    if wanted:
+        if wanted not in names:
+            raise ValueError(f"its interfaces are {', '.join(names)}, not '{wanted}'")
+        return wanted
+    found = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(one.address.partition("%")[0] == address for one in addresses)
+    ]
+    if found:
+        return found[0]
+    if address is not None and ipaddress.ip_address(address).is_loopback:
+        return "lo"  # Linux has all of 127.0.0.0/8 there, and shows the first address only.
+    raise ValueError(f"none of its interfaces has the address {address}: name one in distributed.interface")
+
+
+def _mark(message: Message) -> dict[str, Any]:
+    """Write and remove files that test whether a folder is shared; return which of the given names are not there."""
+    folder = Path(message["folder"])
+    if message.get("make"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name in message.get("write", ()):
+        with (folder / name).open("x"):
             pass
-    return {"error": None}
-
-
-def _see(message: Message) -> dict[str, Any]:
+    for name in message.get("remove", ()):
+        (folder / name).unlink(missing_ok=True)
     # A listing, since a network file system may remember for a while that a name did not exist.
-    found = set(os.listdir(message["folder"]))
-    return {"missing": [name for name in message["names"] if name not in found]}
-
-
-def _remove(message: Message) -> dict[str, Any]:
-    for name in message["names"]:
-        Path(message["folder"], name).unlink(missing_ok=True)
-    return {"error": None}
+    found = set(os.listdir(folder))
+    return {"missing": [name for name in message.get("see", ()) if name not in found]}
 
 
 def own_channel() -> Channel:
@@ -172,36 +174,12 @@ def own_channel() -> Channel:
     return Channel(read_from, write_to)
 
 
-def connect(invitation: dict[str, Any]) -> socket.socket:
-    """Return the connection to the launcher that has sent an `Invitation`; the end of stdin ends this process."""
-    connection = socket.create_connection((invitation["host"], invitation["port"]), timeout=TIMEOUT_SECONDS)
-    greet_launcher(connection, invitation["secret"], invitation["number"])
-
-    def watch() -> None:
-        sys.stdin.buffer.read()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
-    return connection
-
-
-def run(
-    channel: Channel,
-    address: str | None,
-    host: str = "",
-    machine: str = "",
-    environment: Mapping[str, str] | None = None,
-    cores: int = 0,
-) -> None:
+def run(channel: Channel, address: str | None) -> None:
     """Serve a launcher until the connection ends, then end the ranks.
 
     Args:
-        channel: As `HostAgent`; the same holds for the other arguments.
-        address: See there.
-        host: Name of the host, for a launcher that did not choose it.
-        machine: Name of the machine, where that is another.
-        environment: See there.
-        cores: See there.
+        channel: Connection to the launcher.
+        address: Address by which ssh reached this host; None without ssh.
     """
 
     def end(number: int, _frame: object) -> None:
@@ -210,10 +188,10 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
     with TemporaryDirectory(prefix="lakevision-agent-") as folder:
-        agent = HostAgent(channel, Path(folder), address, environment or {}, cores)
+        agent = HostAgent(channel, Path(folder))
         reason = f"its agent heard nothing of the launcher for {SILENT_SECONDS} s"
         try:
-            channel.send("hello", versions=code_versions(), address=address, host=host, machine=machine)
+            channel.send("hello", versions=code_versions(), address=address)
             channel.start_beats()
             for message in channel.receive():
                 agent.handle(message)
@@ -233,31 +211,15 @@ def run(
             agent.end_ranks()
 
 
-def run_invited(invitation: dict[str, Any]) -> None:
-    """Serve the launcher that has sent an `Invitation`."""
-    with connect(invitation) as connection:
-        channel = Channel(connection.fileno(), connection.fileno())
-        environment, gpus, machine = dict(invitation["environment"]), invitation["gpus"], socket.gethostname()
-        host = machine
-        if gpus:
-            # Tasks on one host see different GPUs: for their ranks, each is a host of its own.
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-            host = f"{host}-gpu-{'-'.join(gpus)}"
-        run(channel, connection.getsockname()[0], host, machine, environment, invitation["cores"])
-
-
 if __name__ == "__main__":
     status = 0
     try:
-        if "--connect" in sys.argv:
-            run_invited(json.loads(sys.stdin.buffer.readline()))
-        else:
-            run(own_channel(), ssh_address())
+        run(own_channel(), ssh_address())
     except KeyboardInterrupt:
         status = 130
     except BaseException:
         traceback.print_exc()
         status = 1
-    # Not sys.exit: threads of forwarded connections may wait in a system call.
+    # Not sys.exit: the last message may wait for a launcher that was stopped.
     sys.stderr.flush()
     os._exit(status)

@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -14,16 +14,13 @@ from typing import Any
 import filelock
 
 from tasks.cache.manifest import read_manifest
-from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded
-from tasks.launch.ends import check_ends, check_left, end_killed_run
-from tasks.launch.failures import RankFailed, Stopped
+from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded, loggable
 from tasks.launch.gpus import gpus_of_run
-from tasks.launch.placement import place_ranks
 from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
-from tasks.launch.rank_process import Message, RankProcess, terminate
-from tasks.launch.rendezvous import ranks_environments
-from tasks.launch.restarts import Deadline, train_with_restarts
+from tasks.launch.rank_process import Message, RankProcess, first_failed, terminate
+from tasks.launch.rendezvous import place_ranks, rank_variables
+from tasks.launch.restarts import LOSSES, Deadline, RankFailed, RanksLost, Stopped, train_with_restarts
 from tasks.launch.watchdog import Watchdog
 from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
@@ -32,6 +29,7 @@ from tasks.system.slots import Gpus
 from tasks.train.batches import check_data
 from tasks.train.checkpoint_files import launch_lock
 from tasks.train.spec import TrainingSpec
+from tasks.train.sweep import launch_lock, training_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
@@ -50,6 +48,16 @@ POLL_SECONDS = 0.5
 
 STACK_SECONDS = 1.0
 """Seconds in which a rank that has stalled prints its stack."""
+
+FAILED_SECONDS = 1.0
+"""Seconds between the first failure of a rank and the end of all, in which its cause may show in another rank."""
+
+TRACKING_SECONDS, LEAST_TRACKING_SECONDS = 10.0, 2.0
+"""Seconds after the ranks were told to end until which the state of their MLflow run is set, and the least for it.
+
+The tracking server may not answer. Ranks that had to be killed have taken 8 s, and this process takes a few to exit on
+a busy machine. All processes of a cancelled run are to have ended after 15 s.
+"""
 
 
 def launch_ranks(
@@ -106,16 +114,17 @@ def launch_ranks(
 
 
 def _wait_for_lock(lock: filelock.BaseFileLock, timeout_seconds: int, stop: threading.Event | None) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    while time.monotonic() < deadline:
-        with suppress(filelock.Timeout):
-            lock.acquire(timeout=POLL_SECONDS)
-            return
+    is_stopped = None if stop is None else stop.is_set
+    try:
+        lock.acquire(timeout_seconds, POLL_SECONDS, cancel_check=is_stopped)
+    except filelock.Timeout:
         _check_stop(stop)
-    raise TimeLimitExceeded(
-        f"another process is training the same run, and has not ended within train.timeout_seconds {timeout_seconds}: "
-        "wait for it or end it, then run again"
-    )
+        raise TimeLimitExceeded(
+            "another process is training the same run, and has not ended within train.timeout_seconds "
+            f"{timeout_seconds}",
+            setting="train.timeout_seconds",
+            way_out="wait for it or end it, then run again",
+        ) from None
 
 
 def _check_stop(stop: threading.Event | None) -> None:
@@ -142,20 +151,13 @@ def _train(
         deadline.check()
         _check_stop(stop)
 
-    with (
-        open_places(spec, gpus, messages, watchdog.heard, check) as places,
-        ranks_environments(
-            backend,
-            placements := place_ranks(places, num_ranks),
-            stall_seconds,
-            lambda place, port: places[place].reach(port),
-        ) as environments,
-    ):
+    with open_places(spec, gpus, messages, watchdog.on_activity, check) as places:
         try:
-            for placement, environment in zip(placements, environments, strict=True):
+            for placement in place_ranks(places, num_ranks):
                 place = places[placement.place]
                 threads = spec.train.num_threads or max(1, place.cores // placement.place_size)
-                ranks.append(place.start(placement.rank, environment | {"OMP_NUM_THREADS": str(threads)}))
+                variables = rank_variables(backend, placement, stall_seconds) | {"OMP_NUM_THREADS": str(threads)}
+                ranks.append(place.start(placement.rank, variables))
             while not all(rank.has_ended() for rank in ranks) or not messages.empty():
                 check()
                 received = None
@@ -174,7 +176,7 @@ def _train(
                 stall = watchdog.find_stall()  # In every turn, else it takes the gap for a stop of this process.
                 if any(place.is_quiet for place in places):
                     continue  # If that host is lost, this is the cause of what other ranks report.
-                check_ends(ranks)
+                _check_ends(ranks)
                 if stall is not None:
                     for rank in ranks:
                         if rank.number in stall.ranks:
@@ -182,10 +184,12 @@ def _train(
                     _log_lines(messages, STACK_SECONDS)
                     raise RankStalled(
                         f"{stall.sentence}; distributed.stall_timeout_seconds is {stall_seconds}, and all ranks were "
-                        "ended: run again to resume from the last checkpoint, with a higher limit if a step may take "
-                        "as long"
+                        "ended",
+                        setting="distributed.stall_timeout_seconds",
+                        way_out="run again to resume from the last checkpoint, with a higher limit if a step may take "
+                        "as long",
                     )
-            check_ends(ranks, wait=False)
+            _check_ends(ranks, wait=False)
         finally:
             stalled = isinstance(sys.exception(), RankStalled)
             # A worker that sees a cancellation late sends its signal although the run is ending already.
@@ -204,8 +208,86 @@ def _end(ranks: list[RankProcess], spec: TrainingSpec, *, stalled: bool) -> dict
     failed = any(rank.process.poll() not in (None, 0, EXIT_ENDED) for rank in ranks)
     left = terminate(ranks, FAILED_GRACE_SECONDS if failed or stalled else SHUTDOWN_GRACE_SECONDS)
     if any(rank.process.poll() is None or rank.process.returncode < 0 for rank in ranks):
-        end_killed_run(spec, told_at)
+        _end_killed_run(spec, told_at)
     return left
+
+
+def check_left(left: Mapping[int, int]) -> None:
+    """Check that ranks may start again after the loss that is being handled, if it is one.
+
+    Args:
+        left: Process ids of ranks that outlive SIGKILL, by rank: they hold the training run's lock and their GPUs.
+
+    Raises:
+        RankFailed: There are some. It is not retried.
+    """
+    loss = sys.exception()
+    if not left or not isinstance(loss, LOSSES):
+        return
+    named = ", ".join(f"{rank} (process {process})" for rank, process in left.items())
+    failure = RankFailed(
+        f"rank {named} was killed and does not end, so no rank is started again (a driver or a disk does not answer: "
+        f"see `dmesg`); run again once it has ended. Before it: {loggable(loss)}"
+    )
+    failure.was_retried = True
+    raise failure from loss
+
+
+def _check_ends(ranks: list[RankProcess], *, wait: bool = True) -> None:
+    """Check that no rank has failed; with `wait`, a first failure waits for those of other ranks.
+
+    Raises:
+        UserError: The error that a rank reported.
+        HostLost: The host of a rank is lost.
+        RanksLost: A rank was ended by a signal from outside.
+        RankFailed: A rank failed for another reason.
+    """
+    failed = first_failed(ranks)
+    if failed is None:
+        return
+    first = min(rank.ended_at for rank in ranks if rank.ended_at is not None and rank.process.returncode != 0)
+    if wait and (time.monotonic() - first < FAILED_SECONDS or not failed.has_ended()):
+        return
+    if failed.failure is not None:
+        raise failed.failure
+    status = failed.process.returncode
+    how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    # Ranks that are told to end write a checkpoint together first; this process has told none so far.
+    is_lost = status < 0 or status == EXIT_ENDED
+    kind = RanksLost if is_lost else RankFailed
+    raise kind(f"rank {failed.number} {how}; its last lines:\n" + "\n".join(failed.lines))
+
+
+def _end_killed_run(spec: TrainingSpec, told_at: float) -> None:
+    """Set the state of the MLflow run that killed ranks left as running; the caller holds the launch lock.
+
+    An outage of the tracking server neither delays the end nor hides its cause: the next start of the training run
+    sets the state.
+
+    Args:
+        spec: The training run.
+        told_at: When the ranks were told to end, on the monotonic clock.
+    """
+
+    def end() -> None:
+        from tasks import tracking
+
+        lock = filelock.FileLock(training_lock(spec.storage.checkpoints / spec.key))
+        try:
+            with lock.acquire(timeout=0):
+                tracking.end_abandoned_runs(spec.storage, spec.key, keep=None)
+        except filelock.Timeout:
+            logger.info(
+                "the MLflow run stays as it is: another process, or a rank that does not end, holds the training run"
+            )
+        except Exception as error:
+            logger.warning("the MLflow run is left as running: %s", loggable(error))
+
+    thread = threading.Thread(target=end, name="end-killed-run", daemon=True)
+    thread.start()
+    thread.join(max(LEAST_TRACKING_SECONDS, told_at + TRACKING_SECONDS - time.monotonic()))
+    if thread.is_alive():
+        logger.warning("the MLflow run is left as running: '%s' does not answer", spec.storage.tracking_shown)
 
 
 @functools.cache

@@ -5,20 +5,20 @@ import logging
 import os
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 from tasks.environment import portable_environment, rank_environment
 from tasks.errors import WrongInput, join_names
 from tasks.launch import rank_process
 from tasks.launch.code_version import code_versions
-from tasks.launch.gpus import take_gpus_of_hosts
-from tasks.launch.placement import Loopback, Place
-from tasks.launch.rank_process import RankProcess
-from tasks.launch.remote import Agent, Heard
+from tasks.launch.key_value_store import key_value_store
+from tasks.launch.rank_process import OnActivity, RankProcess
+from tasks.launch.remote import Agent
+from tasks.launch.rendezvous import StoreAddress, place_ranks
 from tasks.launch.shared_folders import check_shared
 from tasks.launch.ssh import ssh_agents
 from tasks.system.cores import num_cores
@@ -27,28 +27,14 @@ from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.ranks")
 
-
-class StartingPlace(Place, Protocol):
-    """A place that starts ranks."""
-
-    @property
-    def cores(self) -> int:
-        """Number of cores that its ranks share."""
-
-    @property
-    def is_quiet(self) -> bool:
-        """True if it may be lost: nothing was heard of it for some seconds."""
-
-    def reach(self, port: int) -> int:
-        """Return the port of its loopback interface that leads to a port of this machine's."""
-
-    def start(self, number: int, environment: dict[str, str]) -> RankProcess:
-        """Start a rank."""
+GPU_POLL_SECONDS = 2.0
+"""Seconds between two attempts to get the GPUs of all hosts."""
 
 
-class ThisMachine(Loopback):
-    """This machine, which starts all ranks."""
+class ThisMachine:
+    """This machine, a `Place` that starts all ranks, which exchange gradients over its loopback interface."""
 
+    host, interface = "localhost", "lo"
     is_quiet = False
 
     def __init__(
@@ -57,27 +43,24 @@ class ThisMachine(Loopback):
         spec_path: Path,
         gpus: Gpus,
         messages: "queue.Queue[rank_process.Message]",
-        heard: Heard,
+        on_activity: OnActivity,
+        store: StoreAddress | None,
     ) -> None:
-        super().__init__(spec.num_ranks)
+        self.slots, self.store = spec.num_ranks, store
         self.cores = max(1, num_cores() // spec.num_slots)
         self._spec_path = spec_path
         self._messages = messages
-        self._heard = heard
+        self._on_activity = on_activity
         self._environment = rank_environment(spec.train.environment) | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             **gpus.environment,
         }
         self._locks = gpus.locks
 
-    def reach(self, port: int) -> int:
-        """Return the port itself."""
-        return port
-
     def start(self, number: int, environment: dict[str, str]) -> RankProcess:
         """Start a rank."""
         return rank_process.start(
-            number, self._spec_path, self._environment | environment, self._messages, self._heard, self._locks
+            number, self._spec_path, self._environment | environment, self._messages, self._on_activity, self._locks
         )
 
 
@@ -86,56 +69,51 @@ def open_places(
     spec: TrainingSpec,
     gpus: Gpus,
     messages: "queue.Queue[rank_process.Message]",
-    heard: Heard,
+    on_activity: OnActivity,
     check: Callable[[], None],
-) -> Iterator[Sequence[StartingPlace]]:
+) -> Iterator[Sequence[ThisMachine | Agent]]:
     """Yield the places of the ranks; connections to other hosts, and what runs there, end with the block.
 
     Args:
         spec: The training run.
         gpus: GPUs of ranks on this machine.
         messages: Queue for the output and events of its ranks.
-        heard: Called with the activities of its ranks.
+        on_activity: Called with the activities of its ranks.
         check: Called during a wait for executors of Spark, or for GPUs; an exception in it ends the wait.
 
     Raises:
         WrongInput: A host cannot take part: it is unknown, has another version of the code, or shares no folder.
         HostLost: A host is not reached.
     """
-    given = rank_environment(spec.train.environment)
-    if unset := [name for name in spec.train.environment if name not in given]:
+    given_names = spec.train.environment
+    given = rank_environment(given_names)
+    if unset := [name for name in given_names if name not in given]:
         logger.warning("train.environment names '%s', which is not set where the ranks start", "', '".join(unset))
     if spec.distributed is None or spec.distributed.launcher == "local":
-        with TemporaryDirectory() as scratch:
-            path = Path(scratch, "spec.json")
+        with ExitStack() as stack:
+            path = Path(stack.enter_context(TemporaryDirectory()), "spec.json")
             path.write_text(spec.model_dump_json())
-            yield [ThisMachine(spec, path, gpus, messages, heard)]
+            address = stack.enter_context(key_value_store()).address if spec.num_ranks > 1 else None
+            yield [ThisMachine(spec, path, gpus, messages, on_activity, address)]
         return
-    with _agents(spec, messages, heard, check) as agents:
+    over_ssh = spec.distributed.launcher == "hosts"
+    # Spark has sent the environment to its tasks: unlike ssh, their connections to this process are not encrypted.
+    environment, names = (portable_environment(given_names), ()) if over_ssh else ({}, given_names)
+    with ExitStack() as stack:
+        if over_ssh:
+            store = stack.enter_context(key_value_store())
+            agents = stack.enter_context(ssh_agents(spec, store.address, messages, on_activity))
+        else:
+            from tasks.launch.spark_agents import spark_agents  # Here: other training runs load no pyspark.
+
+            agents = stack.enter_context(spark_agents(spec, messages, on_activity, check))
         _check_versions(agents)
-        # Spark has sent the environment to its tasks: unlike ssh, their connections to this process are not encrypted.
-        over_ssh = spec.distributed.launcher == "hosts"
-        environment = portable_environment(spec.train.environment) if over_ssh else {}
         for agent in agents:
-            agent.prepare(spec.model_dump_json(), environment, spec.distributed.interface)
+            agent.prepare(spec.model_dump_json(), environment, names, spec.distributed.interface)
         _check_addresses(agents)
         check_shared(spec, agents)
         if over_ssh:  # Spark assigns GPUs itself.
-            take_gpus_of_hosts(spec, agents, check)
-        yield agents
-
-
-@contextmanager
-def _agents(
-    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard, check: Callable[[], None]
-) -> Iterator[list[Agent]]:
-    if spec.distributed is not None and spec.distributed.launcher == "hosts":
-        with ssh_agents(spec, messages, heard) as agents:
-            yield agents
-        return
-    from tasks.launch.spark_agents import spark_agents  # Here: other training runs load no pyspark.
-
-    with spark_agents(spec, messages, heard, check) as agents:
+            _take_gpus(spec, agents, check)
         yield agents
 
 
@@ -154,8 +132,8 @@ def _check_versions(agents: Sequence[Agent]) -> None:
         ]
         if different:
             raise WrongInput(
-                f"host '{agent.host}' has another version of this project ({join_names(different, len(different))}): "
-                "bring it to that of this machine, or correct distributed.host_folder and host_python"
+                f"host '{agent.host}' has another version of this project ({join_names(different, len(different))})",
+                way_out="bring it to that of this machine, or correct distributed.host_folder and host_python",
             )
 
 
@@ -168,6 +146,44 @@ def _check_addresses(agents: Sequence[Agent]) -> None:
     own = [agent for agent in agents if agent.address and ipaddress.ip_address(agent.address).is_loopback]
     if own and len(own) < len(agents):
         raise WrongInput(
-            f"host '{own[0].host}' is this machine, reached by {own[0].address}, which the other hosts do not reach: "
-            "name it in distributed.hosts by its address in their network"
+            f"host '{own[0].host}' is this machine, reached by {own[0].address}, which the other hosts do not reach",
+            setting="distributed.hosts",
+            way_out="name it in distributed.hosts by its address in their network",
         )
+
+
+def _take_gpus(spec: TrainingSpec, agents: Sequence[Agent], check: Callable[[], None]) -> None:
+    """Acquire a GPU for each rank on each host, in use until its agent and its ranks have ended.
+
+    Waits while other training runs have too many of them. It acquires the GPUs of all hosts or none, so that two runs
+    never wait for each other.
+
+    Args:
+        spec: Specification of the training run.
+        agents: The agents of the hosts.
+        check: Called during the wait; an exception in it ends the wait.
+
+    Raises:
+        HostLost: The connection to a host ended.
+        WrongInput: The folder of the locks belongs to another user there.
+    """
+    assert spec.distributed is not None, "a single process runs on this machine"
+    device, backend = spec.train.device, spec.distributed.backend
+    sizes = {one.place: one.place_size for one in place_ranks(agents, spec.num_ranks)}
+    is_logged = False
+    while True:
+        for index, num_ranks in sizes.items():
+            if not agents[index].ask("take_gpus", device=device, backend=backend, num_ranks=num_ranks)["are_taken"]:
+                missing = agents[index].host
+                break
+        else:
+            return
+        for index in sizes:
+            agents[index].ask("release_gpus")
+        if not is_logged:
+            is_logged = True
+            logger.info(
+                "waiting for GPUs of host '%s', which other training runs, or ranks that have not ended, use", missing
+            )
+        check()
+        time.sleep(GPU_POLL_SECONDS)

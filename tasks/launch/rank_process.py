@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tasks.launch.protocol import ACTIVITY, EXIT_ENDED
+from tasks.launch.protocol import ACTIVITY, EXIT_ENDED, Channel
 from tasks.progress.activity import Activity
 
 logger = logging.getLogger("lakevision.ranks")
@@ -45,33 +45,51 @@ It is retried as any lost rank is, from its checkpoint: another process may have
 KERNEL_COUNTERS = Path("/proc/vmstat")
 """Counters of this machine's kernel, one per line; Linux alone has it."""
 
+OnActivity = Callable[[int, Activity], None]
+"""Called with the number of a rank and its activity."""
 
-class Process(Protocol):
-    """A process as `subprocess.Popen`: of this machine, or of another one through its agent."""
 
-    returncode: Any
-    """Exit status, negative after a signal; None while the process runs."""
-    stdin: Any
-    """Pipe whose end ends the process; None if it has none here."""
+class RemoteProcess:
+    """A process that an agent started; its methods are those of `subprocess.Popen`."""
+
+    stdin = None
+
+    def __init__(self, number: int, channel: Channel) -> None:
+        self.returncode: Any = None  # as typeshed has it for Popen
+        self._number = number
+        self._channel = channel
+        self._has_ended = threading.Event()
 
     def poll(self) -> int | None:
-        """Return the exit status, or None."""
+        """Return the exit status, or None while the process runs."""
+        found: int | None = self.returncode
+        return found
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status once the process has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not within the given seconds.
-        """
+        """Return the exit status once the process has ended, or its host is lost."""
+        if not self._has_ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"rank {self._number}", timeout or 0.0)
+        status: int = self.returncode
+        return status
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal to the process."""
+        """Send a signal to the process, if it runs."""
+        if self.returncode is None:
+            self._channel.send("signal", rank=self._number, number=int(sig))
 
     def terminate(self) -> None:
         """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def end(self, status: int) -> None:
+        """Note that the process has ended."""
+        if self.returncode is None:
+            self.returncode = status
+            self._has_ended.set()
 
 
 @dataclass
@@ -79,10 +97,10 @@ class RankProcess:
     """A rank, started by this process or by an agent."""
 
     number: int
-    process: Process
+    process: "subprocess.Popen[str] | RemoteProcess"
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     open_pipes: int = 2
-    """Pipes that may hold more: output and events."""
+    """Pipes that may hold more: output and events. Below 0 if their end was noted twice, also for a lost host."""
     failure: Exception | None = None
     """The user error that the rank reported, or the loss of its host."""
     ended_at: float | None = None
@@ -94,7 +112,7 @@ class RankProcess:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=0.0 if self.open_pipes else 0.1)
                 self.ended_at = time.monotonic()
-        return self.ended_at is not None and (self.open_pipes == 0 or time.monotonic() - self.ended_at > DRAIN_SECONDS)
+        return self.ended_at is not None and (self.open_pipes <= 0 or time.monotonic() - self.ended_at > DRAIN_SECONDS)
 
     def show_stack(self) -> None:
         """Let the process print the Python stacks of its threads, if it runs."""
@@ -124,10 +142,10 @@ def start(
     spec_path: Path,
     environment: dict[str, str],
     messages: "queue.Queue[Message]",
-    heard: Callable[[int, Activity], None],
+    on_activity: OnActivity,
     locks: Sequence[int] = (),
 ) -> RankProcess:
-    """Start a rank, and the threads that read its output and events into `messages`, and its activity into `heard`.
+    """Start a rank, and threads that read its output and events into `messages`, its activity into `on_activity`.
 
     If the rank is killed, and the kernel has killed a process for lack of memory meanwhile, the last line says so. The
     rank inherits the file descriptors `locks`.
@@ -173,7 +191,7 @@ def start(
                     break  # The rank was killed while it wrote this line.
                 event = json.loads(line)
                 if ACTIVITY in event:
-                    heard(number, Activity(*event[ACTIVITY]))
+                    on_activity(number, Activity(*event[ACTIVITY]))
                 else:
                     messages.put((rank, event))
         messages.put((rank, None))

@@ -1,19 +1,84 @@
-"""The environment variables by which the ranks of each backend find each other, on one machine or on several."""
+"""The placement of ranks on hosts, and the environment variables by which those of each backend find each other."""
 
-import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from tasks.config.distributed import Backend
 from tasks.environment import Rendezvous, local_rank_environment
-from tasks.launch.key_value_store import key_value_store
-from tasks.launch.placement import Placement
 from tasks.launch.watchdog import START_SECONDS, WORK_SECONDS
 
 GLOO_MARGIN_SECONDS = 60
 """Seconds from the watchdog's limit to Gloo's."""
 
-LOOPBACK = "127.0.0.1"
+
+class StoreAddress(NamedTuple):
+    """The address by which ranks reach a store, and the secret that their requests need."""
+
+    host: str
+    port: int
+    secret: str
+
+
+class Place(Protocol):
+    """The place of ranks: this machine, or an agent on a host."""
+
+    host: str
+    """Name of the machine; two agents on one machine have the same."""
+    slots: int
+    """Maximum number of ranks."""
+    interface: str
+    """Network interface over which its ranks exchange gradients."""
+    store: StoreAddress | None
+    """The launcher's store as its ranks reach it; None for a single process."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of one rank."""
+
+    rank: int
+    size: int
+    """Number of all ranks."""
+    local_rank: int
+    """Number among the ranks on the same host."""
+    local_size: int
+    cross_rank: int
+    """Number among the ranks with the same `local_rank`, one per host."""
+    cross_size: int
+    host: str
+    interface: str
+    store: StoreAddress | None
+    place: int
+    """Index of the place among the given ones."""
+    place_size: int
+    """Number of ranks at the same place, which share its cores."""
+
+
+def place_ranks(places: Sequence[Place], num_ranks: int) -> list[Placement]:
+    """Place ranks host by host, until all are placed; places on one host must be neighbours."""
+    indices = [index for index, place in enumerate(places) for _ in range(place.slots)][:num_ranks]
+    assert len(indices) == num_ranks, "the settings have a slot for every rank"
+    hosts = [places[index].host for index in indices]
+    local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    order = list(dict.fromkeys(hosts))
+    peers = {number: [host for host in order if hosts.count(host) > number] for number in set(local_ranks)}
+    return [
+        Placement(
+            rank=rank,
+            size=num_ranks,
+            local_rank=local_ranks[rank],
+            local_size=hosts.count(host),
+            cross_rank=peers[local_ranks[rank]].index(host),
+            cross_size=len(peers[local_ranks[rank]]),
+            host=host,
+            interface=places[index].interface,
+            store=places[index].store,
+            place=index,
+            place_size=indices.count(index),
+        )
+        for rank, (index, host) in enumerate(zip(indices, hosts, strict=True))
+    ]
 
 
 def gloo_timeout(stall_seconds: float) -> int:
@@ -33,64 +98,26 @@ def collective_timeout(stall_seconds: float) -> int:
     return int(max(stall_seconds, WORK_SECONDS) + GLOO_MARGIN_SECONDS)
 
 
-Reach = Callable[[int, int], int]
-"""Maps the index of a place and a port here to the port of its loopback interface by which the place reaches it."""
-
-
-@contextmanager
-def ranks_environments(
-    backend: Backend,
-    placements: Sequence[Placement],
-    stall_seconds: float,
-    reach: Reach = lambda _place, port: port,
-) -> Iterator[list[dict[str, str]]]:
-    """Run the rendezvous server of a backend; yield the environment variables of each rank.
-
-    A single process needs no server. A server listens only on the loopback interface and has a secret; hosts reach it
-    through the connections of their agents.
+def rank_variables(backend: Backend, placement: Placement, stall_seconds: float) -> dict[str, str]:
+    """Return the environment variables of a rank; a single process without a store needs none of the backend's.
 
     Args:
         backend: Library that exchanges the gradients.
-        placements: The ranks.
+        placement: The place of the rank.
         stall_seconds: Limit of the watchdog, `distributed.stall_timeout_seconds`.
-        reach: Way of the places to the server.
     """
-    local = [local_rank_environment(one.local_rank, one.local_size) for one in placements]
-    if len(placements) == 1:
-        yield local
-        return
-    if backend == "torch":
-        server = torch_environments(placements, reach)
-    else:
-        server = horovod_environments(placements, stall_seconds, reach)
-    with server as environments:
-        yield [variables | environment for variables, environment in zip(local, environments, strict=True)]
+    local = local_rank_environment(placement.local_rank, placement.local_size)
+    if placement.store is None:
+        return local
+    if backend == "horovod":
+        return local | _of_horovod(placement, placement.store, stall_seconds)
+    numbers = placement.rank, placement.size, placement.local_rank, placement.local_size
+    interfaces = {"GLOO_SOCKET_IFNAME": placement.interface, "NCCL_SOCKET_IFNAME": placement.interface}
+    return local | Rendezvous(*numbers, *placement.store).environment() | interfaces
 
 
-@contextmanager
-def torch_environments(
-    placements: Sequence[Placement], reach: Reach = lambda _place, port: port
-) -> Iterator[list[dict[str, str]]]:
-    """Run the server of the ranks' addresses for torch; yield the environment variables of each rank."""
-    from tasks.launch.key_values import serve
-
-    secret = secrets.token_hex(32)
-    with serve(LOOPBACK, secret) as port:
-        ports = {place: reach(place, port) for place in {one.place for one in placements}}
-        yield [
-            Rendezvous(
-                one.rank, one.size, one.local_rank, one.local_size, LOOPBACK, ports[one.place], secret
-            ).environment()
-            | {"GLOO_SOCKET_IFNAME": one.interface, "NCCL_SOCKET_IFNAME": one.interface}
-            for one in placements
-        ]
-
-
-@contextmanager
-def horovod_environments(
-    placements: Sequence[Placement], stall_seconds: float, reach: Reach = lambda _place, port: port
-) -> Iterator[list[dict[str, str]]]:
-    """Run Horovod's key-value store; yield the environment variables of each rank.
+def _of_horovod(placement: Placement, store: StoreAddress, stall_seconds: float) -> dict[str, str]:
+    """Return Horovod's variables.
 
     After `stall_seconds`, Horovod warns of ranks that others wait for. It does not end them: unlike the watchdog, it
     cannot tell slow ranks from stalled ones.
@@ -98,15 +125,10 @@ def horovod_environments(
     Horovod's own launcher binds its store to all interfaces, without a secret, and passes the environment on a command
     line, which `ps` shows.
     """
-    with key_value_store() as store:
-        ports = {place: reach(place, store.port) for place in {one.place for one in placements}}
-        yield [_of_horovod(one, ports[one.place], store.secret, stall_seconds) for one in placements]
-
-
-def _of_horovod(placement: Placement, port: int, secret: str, stall_seconds: float) -> dict[str, str]:
+    host, port, secret = store
     return {
         # Horovod joins address, port and key to a URL: what follows the port in the address becomes part of its path.
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{LOOPBACK}:{port}/{secret}",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{host}:{port}/{secret}",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",

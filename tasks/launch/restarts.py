@@ -1,4 +1,4 @@
-"""Restarts of the ranks after a loss: from the last checkpoint, in the same MLflow run, with fewer ranks if need be."""
+"""Failures of ranks, and restarts from the last checkpoint, in the same MLflow run, with fewer ranks if need be."""
 
 import logging
 import threading
@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 
 from tasks.config.hosts import parse_hosts
-from tasks.errors import HostLost, TimeLimitExceeded
-from tasks.launch.failures import LOSSES, Stopped
+from tasks.errors import HostLost, RankStalled, TimeLimitExceeded
 from tasks.refs import RunRef
 from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
@@ -18,6 +17,28 @@ FIRST_DELAY_SECONDS = 1.0
 """Delay of the first restart; each further one waits twice as long, since what ended the ranks may last."""
 
 MAX_DELAY_SECONDS = 60.0
+
+
+class RankFailed(RuntimeError):
+    """A rank failed, and the others were terminated.
+
+    Attributes:
+        was_retried: Whether the ranks were started again after each loss, as often as allowed (`is_retried`).
+    """
+
+    was_retried: bool = False
+
+
+class RanksLost(RankFailed):
+    """A rank was ended by a signal, and the others were terminated; all may start again (`HostLost`: fewer may)."""
+
+
+LOSSES = (RanksLost, RankStalled, HostLost)
+"""Failures after which ranks may start again."""
+
+
+class Stopped(RuntimeError):
+    """The training run was stopped by its caller; run again to resume from the last checkpoint."""
 
 
 class Deadline:
@@ -47,8 +68,9 @@ class Deadline:
         """
         if self._clock() > self._at:
             raise TimeLimitExceeded(
-                f"training took longer than train.timeout_seconds {self._seconds} and was stopped: "
-                "run again to resume from the last checkpoint"
+                f"training took longer than train.timeout_seconds {self._seconds} and was stopped",
+                setting="train.timeout_seconds",
+                way_out="run again to resume from the last checkpoint",
             )
 
 

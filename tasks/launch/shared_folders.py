@@ -3,9 +3,10 @@
 import os
 import secrets
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from tasks.errors import WrongInput
 from tasks.launch.remote import Agent
@@ -54,83 +55,83 @@ def check_shared(spec: TrainingSpec, agents: Sequence[Agent]) -> None:
         _check_folder(setting, folder, agents)
 
 
-def _check_own(folder: str, agents: Sequence[Agent]) -> None:
-    """Check that the hosts do not share a folder, in which they would overwrite each other's files."""
-    names = _mark_names(len(agents))
-    written: list[Agent] = []
+@contextmanager
+def _marks(
+    folder: str, agents: Sequence[Agent], what: str, way_out: str, setting: str, *, make: bool
+) -> Iterator[list[str]]:
+    """Let each host write a file to a folder until the end of the block; yield the names of the files.
+
+    Args:
+        folder: The folder.
+        agents: The agents of the hosts.
+        what: Beginning of the error of a host that cannot.
+        way_out: Its end.
+        setting: The setting of the folder.
+        make: Whether to create the folder.
+    """
+    mark = f"{PROBE}{secrets.token_hex(8)}-"
+    names = [f"{mark}{index}" for index in range(len(agents))]
+    written: list[tuple[Agent, str]] = []
     try:
         for agent, name in zip(agents, names, strict=True):
             try:
-                agent.ask("write", folder=folder, names=[name], make=True)
+                agent.ask("mark", folder=folder, write=[name], make=make)
             except WrongInput as error:
-                raise WrongInput(
-                    f"storage.home is '{folder}', where '{agent.host}' cannot write ({error}): give storage.home a "
-                    "folder that each host can write to"
-                ) from None
-            written.append(agent)
+                refusal = f"{what} where '{agent.host}' cannot write ({error})"
+                raise WrongInput(refusal, setting=setting, way_out=way_out) from None
+            written.append((agent, name))
+        yield names
+    finally:
+        for agent, name in written:
+            with suppress(Exception):  # A host that is lost: its error is raised already, or by what follows.
+                agent.ask("mark", REMOVE_SECONDS, folder=folder, remove=[name])
+
+
+def _check_own(folder: str, agents: Sequence[Agent]) -> None:
+    """Check that the hosts do not share a folder, in which they would overwrite each other's files."""
+    way_out = "give storage.home a folder that each host can write to"
+    with _marks(folder, agents, f"storage.home is '{folder}',", way_out, "storage.home", make=True) as names:
         for agent in agents:
             of_others = [name for other, name in zip(agents, names, strict=True) if other.machine != agent.machine]
-            missing = agent.ask("see", folder=folder, names=of_others)["missing"]
+            missing = agent.ask("mark", folder=folder, see=of_others)["missing"]
             if seen := set(of_others) - set(missing):
                 writer = agents[names.index(min(seen))].host
                 raise WrongInput(
                     f"distributed.shared_home is false, but host '{agent.host}' sees what host '{writer}' writes to "
-                    f"'{folder}': set distributed.shared_home to true"
+                    f"'{folder}'",
+                    setting="distributed.shared_home",
+                    way_out="set distributed.shared_home to true",
                 )
-    finally:
-        _remove(folder, written, names)
-
-
-def _mark_names(number: int) -> list[str]:
-    mark = f"{PROBE}{secrets.token_hex(8)}-"
-    return [f"{mark}{index}" for index in range(number)]
-
-
-def _remove(folder: str, agents: Sequence[Agent], names: Sequence[str]) -> None:
-    for agent, name in zip(agents, names, strict=False):
-        with suppress(Exception):  # A host that is lost: its error is raised already, or by what follows.
-            agent.ask_within(REMOVE_SECONDS, "remove", folder=folder, names=[name])
 
 
 def _check_folder(setting: str, folder: str, agents: Sequence[Agent]) -> None:
-    names = _mark_names(len(agents) + 1)
-    written: list[Agent] = []
+    """Check that this machine and all hosts share a folder."""
     what = f"{setting} is '{folder}', which the hosts of a training run must share"
-    remedy = f"give {setting} a folder that has the same path on all of them, or a URL where it takes one"
+    way_out = f"give {setting} a folder that has the same path on all of them, or a URL where it takes one"
     if setting == "storage.home":
-        remedy += ", or set distributed.shared_home to false"
-    try:
-        Path(folder, names[-1]).touch()
-        for agent, name in zip(agents, names, strict=False):
-            try:
-                agent.ask("write", folder=folder, names=[name], make=False)
-            except WrongInput as error:
-                raise WrongInput(f"{what}, and where '{agent.host}' cannot write ({error}): {remedy}") from None
-            written.append(agent)
+        way_out += ", or set distributed.shared_home to false"
+    with (
+        NamedTemporaryFile(dir=folder, prefix=PROBE) as own,
+        _marks(folder, agents, f"{what}, and", way_out, setting, make=False) as names,
+    ):
+        writers = dict(zip(names, (f"host '{agent.host}'" for agent in agents), strict=True))
+        writers[Path(own.name).name] = "this machine"
         deadline = time.monotonic() + SEE_SECONDS
-        while unseen := _find_unseen(folder, names, agents):
+        while unseen := _find_unseen(folder, list(writers), agents):
             if time.monotonic() > deadline:
                 host, missing = unseen
-                writers = [*(agent.host for agent in agents), "this machine"]
                 raise WrongInput(
-                    f"{what}: {host} does not see what {_writer(writers[names.index(missing)])} writes there; {remedy}"
+                    f"{what}: {host} does not see what {writers[missing]} writes there; {way_out}", setting=setting
                 )
             time.sleep(0.2)
-    finally:
-        _remove(folder, written, names)
-        Path(folder, names[-1]).unlink(missing_ok=True)
 
 
-def _writer(name: str) -> str:
-    return name if name == "this machine" else f"host '{name}'"
-
-
-def _find_unseen(folder: str, names: Sequence[str], agents: Sequence[Agent]) -> tuple[str, str] | None:
+def _find_unseen(folder: str, names: list[str], agents: Sequence[Agent]) -> tuple[str, str] | None:
     """Return a host that does not see a file, and the name of the file; None if all see all."""
     listed = set(os.listdir(folder))
     if missing := [name for name in names if name not in listed]:
         return "this machine", missing[0]
     for agent in agents:
-        if missing := agent.ask("see", folder=folder, names=list(names))["missing"]:
+        if missing := agent.ask("mark", folder=folder, see=names)["missing"]:
             return f"host '{agent.host}'", missing[0]
     return None

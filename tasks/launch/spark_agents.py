@@ -8,8 +8,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import AuthenticationError
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
@@ -17,10 +18,11 @@ from pyspark.sql import SparkSession
 from tasks.environment import portable_environment
 from tasks.errors import HostLost, WrongInput
 from tasks.launch import rank_process
-from tasks.launch.channel import Channel
-from tasks.launch.handshake import accept_agent
-from tasks.launch.remote import Agent, Heard
-from tasks.launch.spark_task import Invitation, run_agent
+from tasks.launch.key_value_store import key_value_store
+from tasks.launch.protocol import Channel
+from tasks.launch.rank_process import OnActivity
+from tasks.launch.remote import Agent
+from tasks.launch.spark_task import AgentConfig, Greeting, accept_task, run_agent
 from tasks.spark.cluster import is_local, num_task_slots
 from tasks.spark.session import spark_session
 from tasks.train.spec import TrainingSpec
@@ -42,11 +44,11 @@ LOST = re.compile(r"the agent of rank \d+ ended with status -?\d+|ExecutorLostFa
 class _Stage:
     """The barrier stage, which runs as long as its agents do."""
 
-    def __init__(self, session: SparkSession, invitation: Invitation, num_ranks: int) -> None:
+    def __init__(self, session: SparkSession, config: AgentConfig, num_ranks: int) -> None:
         self.failure: BaseException | None = None
         self._context = session.sparkContext
         self._ranks = self._context.parallelize(range(num_ranks), num_ranks)
-        self._task = functools.partial(run_agent, invitation)
+        self._task = functools.partial(run_agent, config)
         self._thread = InheritableThread(target=self._run, name="spark-ranks", daemon=True)
         self._thread.start()
 
@@ -72,20 +74,20 @@ class _Connections:
     Spark ends a barrier stage whose results are collected with its first task that fails, and does not start it again.
     """
 
-    def __init__(self, make_agent: Callable[[str, Channel], Agent]) -> None:
+    def __init__(self, make_agent: Callable[[Greeting, Channel], Agent]) -> None:
         self._make_agent = make_agent
         self._connected: dict[int, tuple[socket.socket, Agent]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def add(self, number: int, connection: socket.socket) -> None:
-        """Take over the connection of a task's agent, which has been greeted."""
+    def add(self, greeting: Greeting, connection: socket.socket) -> None:
+        """Take over the connection of a task's agent."""
         with self._lock:
-            if self._is_closed or number in self._connected:
+            if self._is_closed or greeting.number in self._connected:
                 connection.close()
                 return
             channel = Channel(connection.fileno(), connection.fileno())
-            self._connected[number] = connection, self._make_agent(f"task {number}", channel)
+            self._connected[greeting.number] = connection, self._make_agent(greeting, channel)
 
     def agents(self) -> list[Agent]:
         """Return the agents that are connected, by the numbers of their tasks."""
@@ -96,23 +98,22 @@ class _Connections:
         """Close all connections, and refuse further ones."""
         with self._lock:
             self._is_closed = True
-            _close(list(self._connected.values()))
-
-
-def _close(connections: Sequence[tuple[socket.socket, Agent]]) -> None:
-    """Close connections once nothing reads or writes them: a descriptor that is closed may be another file's soon."""
-    for connection, agent in connections:
-        agent.close()
-        with suppress(OSError):  # The agent may have ended.
-            connection.shutdown(socket.SHUT_RDWR)
-    for connection, agent in connections:
-        agent.join()
-        connection.close()
+        for connection, agent in self._connected.values():
+            agent.close()
+            with suppress(OSError):  # The agent may have ended.
+                connection.shutdown(socket.SHUT_RDWR)
+        # Once nothing reads or writes them: a descriptor that is closed may be another file's soon.
+        for connection, agent in self._connected.values():
+            agent.join()
+            connection.close()
 
 
 @contextmanager
 def spark_agents(
-    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard, check: Callable[[], None]
+    spec: TrainingSpec,
+    messages: "queue.Queue[rank_process.Message]",
+    on_activity: OnActivity,
+    check: Callable[[], None],
 ) -> Iterator[list[Agent]]:
     """Start an agent per rank on the executors, and yield them, host by host; end them with the block.
 
@@ -127,26 +128,36 @@ def spark_agents(
         master = str(session.sparkContext.master)
         if is_local(master):
             raise WrongInput(
-                f"distributed.launcher is 'spark', but the session's master is '{master}', which is this machine: name "
-                "the master of a cluster, or set distributed.launcher to local"
+                f"distributed.launcher is 'spark', but the session's master is '{master}', which is this machine",
+                setting="distributed.launcher",
+                way_out="name the master of a cluster, or set distributed.launcher to local",
             )
         if (slots := num_task_slots(session, check)) < spec.num_ranks:
             has_too_few = f"'{master}' runs {slots} tasks at once, and there are {spec.num_ranks} ranks"
             if spec.restart:
                 raise HostLost(f"executors are lost ({has_too_few})", ranks=range(slots, spec.num_ranks))
             raise WrongInput(
-                f"distributed.num_ranks is {spec.num_ranks}, but {has_too_few}: give at most {slots}, or more cores, "
-                "or fewer cores per task"
+                f"distributed.num_ranks is {spec.num_ranks}, but {has_too_few}",
+                setting="distributed.num_ranks",
+                way_out=f"give at most {slots}, or more cores, or fewer cores per task",
             )
-        conf, secret = session.sparkContext.getConf(), secrets.token_hex(32)
+        conf, secret = session.sparkContext.getConf(), secrets.token_bytes(32)
         reached = str(conf.get("spark.driver.host"))
         bound = str(conf.get("spark.driver.bindAddress") or reached)
-        with socket.create_server((bound, 0), backlog=spec.num_ranks + 16) as server:
-            invitation = Invitation(
-                reached, server.getsockname()[1], secret, portable_environment(spec.train.environment)
-            )
-            stage = _Stage(session, invitation, spec.num_ranks)
-            connections = _Connections(lambda number, channel: Agent(number, 1, channel, messages, heard, _reason))
+        with (
+            key_value_store(bound) as store,
+            socket.create_server((bound, 0), backlog=spec.num_ranks + 16) as server,
+        ):
+
+            def make_agent(greeting: Greeting, channel: Channel) -> Agent:
+                place = greeting.machine, greeting.address, greeting.cores
+                agent = Agent(greeting.host, 1, channel, messages, on_activity, _reason, *place)
+                agent.store = store.address._replace(host=reached)
+                return agent
+
+            environment = portable_environment(spec.train.environment)
+            config = AgentConfig(reached, server.getsockname()[1], secret, environment)
+            stage, connections = _Stage(session, config, spec.num_ranks), _Connections(make_agent)
             finished = False
             try:
                 agents = _accept(server, secret, connections, stage, spec.num_ranks, check)
@@ -165,7 +176,7 @@ def _reason() -> str:
 
 def _accept(
     server: socket.socket,
-    secret: str,
+    secret: bytes,
     connections: _Connections,
     stage: _Stage,
     num_ranks: int,
@@ -189,12 +200,12 @@ def _accept(
 
     def introduce(connection: socket.socket, address: str) -> None:
         try:
-            number = accept_agent(connection, secret)
-        except (OSError, ValueError) as error:
+            greeting = accept_task(connection, secret)
+        except (OSError, EOFError, AuthenticationError) as error:
             logger.warning("a connection from %s was refused: %s", address, error)
             connection.close()
             return
-        connections.add(number, connection)
+        connections.add(greeting, connection)
 
     server.settimeout(0.5)
     while len(agents := connections.agents()) < num_ranks:

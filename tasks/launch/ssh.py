@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import re
 import shlex
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.hosts import parse_hosts
 from tasks.errors import HostLost, WrongInput
 from tasks.launch import rank_process
-from tasks.launch.channel import SILENT_SECONDS, Channel
 from tasks.launch.code_version import code_folder
-from tasks.launch.remote import Agent, Heard
+from tasks.launch.protocol import SILENT_SECONDS, Channel
+from tasks.launch.rank_process import OnActivity
+from tasks.launch.remote import Agent
+from tasks.launch.rendezvous import StoreAddress
 from tasks.text.printable import printable
 from tasks.train.spec import TrainingSpec
 
@@ -38,8 +41,18 @@ OPTIONS = (
     # Two attempts: after a cut of a network, the kernel may still refuse the first one ("No route to host").
     *("-o", "ConnectTimeout=20", "-o", "ConnectionAttempts=2"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
-    *("-o", "ClearAllForwardings=yes", "-o", "ControlPath=none", "-o", "LogLevel=ERROR"),
+    # Forwardings of the user's configuration may fail. LogLevel INFO prints the port of that to the launcher.
+    *("-o", "ExitOnForwardFailure=no", "-o", "ControlPath=none", "-o", "LogLevel=INFO"),
 )
+
+FORWARDED = re.compile(r"Allocated port (\d+) for remote forward to")
+"""The line of ssh with the port of the host that leads to the launcher's store."""
+
+FORWARD_SECONDS = 10.0
+"""Time limit for that line after the greeting of the agent; ssh asks for the port before it starts the agent."""
+
+SETTING = "distributed.hosts"
+"""The setting of most errors of a host that is not reached."""
 
 LAST_LINES = 20
 """Lines of ssh's errors that are kept."""
@@ -79,6 +92,7 @@ class SshProcess:
     def __init__(self, host: str, command: Sequence[str]) -> None:
         self._host = host
         self._errors: deque[str] = deque(maxlen=LAST_LINES)
+        self._port: queue.Queue[int] = queue.Queue()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -98,8 +112,27 @@ class SshProcess:
         with self._process.stderr as errors:
             for line in errors:
                 text = printable(line.decode(errors="replace").rstrip())
+                if found := FORWARDED.search(text):
+                    self._port.put(int(found[1]))
+                    self._errors.clear()  # What a host shows before its login.
+                    continue
                 self._errors.append(text)
                 logger.debug("host '%s': %s", self._host, text)
+
+    def forwarded_port(self) -> int:
+        """Return the port of the host's loopback interface that leads to the launcher's store.
+
+        Raises:
+            WrongInput: The host forwards no port.
+        """
+        try:
+            return self._port.get(timeout=FORWARD_SECONDS)
+        except queue.Empty:
+            raise WrongInput(
+                f"distributed.hosts has '{self._host}', whose sshd forwards no port to this machine",
+                setting=SETTING,
+                way_out="set AllowTcpForwarding to yes or remote there",
+            ) from None
 
     def reason(self) -> str:
         """Return the reason why the connection ended, after it has: the last error of ssh or of the agent."""
@@ -122,11 +155,12 @@ class SshProcess:
         text = " ".join(self._errors)
         for part, meaning, kind in REASONS:
             if part in text:
-                return kind(f"distributed.hosts has '{self._host}', and {meaning} ({reason})")
+                return kind(f"distributed.hosts has '{self._host}', and {meaning} ({reason})", setting=SETTING)
         if self._process.returncode in {126, 127}:
             return WrongInput(
-                f"distributed.hosts has '{self._host}', which cannot run '{python}' ({reason}): install Python there, "
-                "or give its path as distributed.host_python"
+                f"distributed.hosts has '{self._host}', which cannot run '{python}' ({reason})",
+                setting="distributed.host_python",
+                way_out="install Python there, or give its path as distributed.host_python",
             )
         if self._process.returncode == SSH_FAILED:
             return HostLost(f"host '{self._host}' is not reached ({reason}): start it, or leave it out", self._host)
@@ -160,25 +194,38 @@ class SshProcess:
         self._process.stdout.close()
 
 
-def ssh_command(host: str, settings: DistributedConfig) -> list[str]:
-    """Return the command that starts the agent of a host; no setting or secret of the training run is on it."""
+def ssh_command(host: str, settings: DistributedConfig, port: int) -> list[str]:
+    """Return the command that starts the agent of a host; no setting or secret of the training run is on it.
+
+    Args:
+        host: Name of the host.
+        settings: Its interpreter and folder.
+        port: Port of this machine that its ranks reach: that of the store.
+    """
     agent = [
         *("exec", "env", f"PYTHONPATH={settings.host_folder or code_folder()}"),
         # -P: a folder `tasks` in the home there is not this package.
         *(settings.host_python or sys.executable, "-P", "-m", "tasks.launch.host_agent"),
     ]
     chosen = ("-F", settings.ssh_config) if settings.ssh_config else ()
-    return ["ssh", *chosen, *OPTIONS, "--", host, shlex.join(agent)]
+    forwarded = f"127.0.0.1:0:127.0.0.1:{port}"  # a free port there
+    return ["ssh", *chosen, *OPTIONS, "-R", forwarded, "--", host, shlex.join(agent)]
 
 
 @contextmanager
 def ssh_agents(
-    spec: TrainingSpec, messages: "queue.Queue[rank_process.Message]", heard: Heard
+    spec: TrainingSpec, store: StoreAddress, messages: "queue.Queue[rank_process.Message]", on_activity: OnActivity
 ) -> Iterator[list[Agent]]:
     """Start an agent on each host that is not lost, all at once, and yield them; end them with the block.
 
+    Args:
+        spec: The training run.
+        store: The launcher's store.
+        messages: Queue for the output and events of its ranks.
+        on_activity: Called with the activities of its ranks.
+
     Raises:
-        WrongInput: A host is unknown, refuses the key, or has no such interpreter.
+        WrongInput: A host is unknown, refuses the key, forwards no port, or has no such interpreter.
         HostLost: A host is not reached; after a restart for any reason, since it was reached before.
     """
     settings = spec.distributed
@@ -188,12 +235,14 @@ def ssh_agents(
     try:
         for host, slots in parse_hosts(settings.hosts, spec.lost_hosts):
             try:
-                process = SshProcess(host, ssh_command(host, settings))
+                process = SshProcess(host, ssh_command(host, settings, store.port))
             except FileNotFoundError:
                 raise WrongInput(
-                    "distributed.launcher is 'hosts', and this machine has no ssh: install openssh-client"
+                    "distributed.launcher is 'hosts', and this machine has no ssh",
+                    setting="distributed.launcher",
+                    way_out="install openssh-client",
                 ) from None
-            started.append((process, Agent(host, slots, process.channel, messages, heard, process.reason)))
+            started.append((process, Agent(host, slots, process.channel, messages, on_activity, process.reason)))
         deadline = time.monotonic() + CONNECT_SECONDS
         for process, agent in started:
             try:
@@ -201,11 +250,11 @@ def ssh_agents(
             except HostLost as error:
                 refusal = process.refusal(python) or error
                 raise (HostLost(str(refusal), agent.host) if spec.restart else refusal) from None
+            agent.store = store._replace(port=process.forwarded_port())
         yield [agent for _, agent in started]
     finally:
-        unused = [agent.close() for _, agent in started]
-        for (process, _), is_unused in zip(started, unused, strict=True):
-            process.end(kill=not is_unused)
+        for process, agent in started:
+            process.end(kill=not agent.close())
         deadline = time.monotonic() + CLOSE_SECONDS
         for process, agent in started:
             process.join(deadline - time.monotonic())

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 
-from tasks.launch.reporter import Reporter
+from tasks.launch.protocol import Reporter
 from tasks.progress.start_clock import process_start
 
 EXIT_ORPHANED = 3

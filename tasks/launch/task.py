@@ -108,8 +108,9 @@ def train_on_pool(
     finished = tracking.find_finished_run(storage, key)
     if finished is None:
         raise WrongInput(
-            f"the submitted run '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run "
-            f"{key}: the worker must use the same storage.tracking"
+            f"the submitted run '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run {key}",
+            setting="storage.tracking",
+            way_out="the worker must use the same storage.tracking",
         )
     return finished
 

@@ -1,8 +1,10 @@
 """Ranks that average their gradients with torch's DistributedDataParallel, over Gloo or NCCL."""
 
-from base64 import b64decode, b64encode
-from contextlib import ExitStack
+import json
+from contextlib import ExitStack, closing
 from datetime import timedelta
+from http import HTTPStatus
+from http.client import HTTPConnection
 from typing import Any
 
 import torch
@@ -13,8 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from tasks.collectives import Reducer
 from tasks.config.distributed import GradientCompression
 from tasks.environment import Rendezvous
-from tasks.launch.gpu_obstacle import gpu_obstacle
-from tasks.launch.key_values import KeyValueClient
+from tasks.launch.gpus import gpu_obstacle
 from tasks.progress.activity import waiting_for_ranks
 
 SENT_TYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -22,28 +23,42 @@ SENT_TYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class LauncherStore(distributed.Store):  # type: ignore[name-defined,misc]  # torch does not type it
-    """The values of the launcher's server, as a store of torch."""
+    """The launcher's store of the ranks' addresses, as a store of torch."""
 
     def __init__(self, rendezvous: Rendezvous, timeout_seconds: float) -> None:
-        """Connect to the server.
+        """Note where the store is.
 
         Args:
-            rendezvous: Address and secret of the server.
+            rendezvous: Address and secret of the launcher's store.
             timeout_seconds: Maximum time for which a rank waits for another one's value.
         """
         super().__init__()
         self._rendezvous, self._timeout_seconds = rendezvous, timeout_seconds
-        self._client = KeyValueClient(rendezvous.host, rendezvous.port, rendezvous.secret)
         self._clones: list[LauncherStore] = []
+
+    def _ask(self, operation: str, *arguments: Any) -> Any:
+        """Return the answer of the launcher's store to an operation; bytes travel as their numbers.
+
+        Raises:
+            ConnectionError: The launcher has ended, or this rank has another secret.
+        """
+        # A connection per request: torch's threads share a store. The launcher bounds each wait.
+        with closing(HTTPConnection(self._rendezvous.host, self._rendezvous.port)) as connection:
+            request = json.dumps([operation, arguments], default=list)
+            connection.request("POST", f"/{self._rendezvous.secret}", request)
+            response = connection.getresponse()
+            if response.status != HTTPStatus.OK:
+                raise ConnectionError(f"the launcher's store of the ranks' addresses refused '{operation}'")
+            return json.loads(response.read())
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set the value of a key."""
-        self._client.ask("set", key=key, value=_encoded(value))
+        self._ask("set", key, _encoded(value))
 
     def get(self, key: str) -> bytes:
         """Return the value of a key once there is one."""
         self.wait([key])
-        return b64decode(self._client.ask("get", key=key))
+        return bytes(self._ask("get", key))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until there are values for all keys.
@@ -52,38 +67,37 @@ class LauncherStore(distributed.Store):  # type: ignore[name-defined,misc]  # to
             TimeoutError: They were not set in time; the message names the first one.
         """
         seconds = self._timeout_seconds if timeout is None else timeout.total_seconds()
-        if not self._client.ask("wait", keys=keys, seconds=seconds):
+        if not self._ask("wait", keys, seconds):
             raise TimeoutError(f"no rank set '{keys[0]}' within {seconds:.0f} s")
 
     def check(self, keys: list[str]) -> bool:
         """Return whether there are values for all keys."""
-        return bool(self._client.ask("wait", keys=keys, seconds=0))
+        return bool(self._ask("wait", keys, 0))
 
     def add(self, key: str, amount: int) -> int:
         """Add to the number of a key; return the sum."""
-        return int(self._client.ask("add", key=key, amount=amount))
+        return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
         """Set the value of a key if it is the expected one; return the value."""
-        found = self._client.ask("compare_and_set", key=key, expected=_encoded(expected), value=_encoded(value))
-        return b64decode(found)
+        return bytes(self._ask("compare_and_set", key, _encoded(expected), _encoded(value)))
 
     def deleteKey(self, key: str) -> bool:  # noqa: N802  # torch's name
         """Delete a key; return whether it existed."""
-        return bool(self._client.ask("delete", key=key))
+        return bool(self._ask("delete", key))
 
     def getNumKeys(self) -> int:  # noqa: N802  # torch's name
         """Return the number of keys."""
-        return int(self._client.ask("count"))
+        return int(self._ask("count"))
 
     def clone(self) -> "LauncherStore":
-        """Return a store with a connection of its own, for another thread."""
+        """Return a store of the same values."""
         self._clones.append(LauncherStore(self._rendezvous, self._timeout_seconds))
         return self._clones[-1]  # Kept: torch's own references do not keep the Python part alive.
 
 
-def _encoded(value: str | bytes) -> str:
-    return b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()
+def _encoded(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 class ModelOrNothing(nn.Module):

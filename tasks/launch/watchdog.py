@@ -59,7 +59,7 @@ class Watchdog:
         self._checked_at = now
         self._ranks = {rank: _Watched(now, now, Activity("starting", "start")) for rank in range(num_ranks)}
 
-    def heard(self, rank: int, activity: Activity, now: float | None = None) -> None:
+    def on_activity(self, rank: int, activity: Activity, now: float | None = None) -> None:
         """Note the activity of a rank; called by the thread that reads its events."""
         watched = self._ranks.get(rank)
         if watched is None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
-from tasks.launch.gpu_obstacle import expected_gpu_obstacle
+from tasks.launch.gpus import expected_gpu_obstacle
 from tasks.launch.launcher import launch_ranks
 from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef, MetricPair, RepeatReport, RunRef

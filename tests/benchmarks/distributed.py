@@ -22,11 +22,10 @@ sys.path.insert(0, str(ROOT))
 
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
-from tasks.launch.placement import place_here
-from tasks.launch.rendezvous import horovod_environments, torch_environments
 from tests.benchmarks.distributed_ranks import BATCHES, SIDES
 from tests.benchmarks.figures import Figure, rate_figure, write_figures
 from tests.benchmarks.peers import Peer, log_file
+from tests.builders.local_ranks import local_environments
 from tests.builders.processes import free_port
 
 STALL_SECONDS = 3600
@@ -64,9 +63,9 @@ class Ranks:
 
     def __init__(self, kind: str, model: str, folder: Path, log: Any, stack: ExitStack) -> None:
         if kind.startswith("horovod"):
-            environments = stack.enter_context(horovod_environments(place_here(2), STALL_SECONDS))
+            environments = stack.enter_context(local_environments("horovod", 2, STALL_SECONDS))
         elif kind.startswith("torch"):
-            environments = stack.enter_context(torch_environments(place_here(2)))
+            environments = stack.enter_context(local_environments("torch", 2, STALL_SECONDS))
         elif kind == "bare":
             shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
             environments = [shared | {"RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in (0, 1)]

@@ -72,8 +72,8 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
     from tasks.collectives import Reducer
     from tasks.config.distributed import DistributedConfig
     from tasks.config.train import TrainConfig
+    from tasks.launch.protocol import Reporter
     from tasks.launch.rank import make_reducer
-    from tasks.launch.reporter import Reporter
     from tasks.model.device import make_optimizer
     from tasks.train.checkpoint import Checkpoints
     from tasks.train.loop import LoopSettings, train_one_epoch

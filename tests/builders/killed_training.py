@@ -19,8 +19,8 @@ import psutil
 from tasks import tracking
 from tasks.config.train import TrainConfig
 from tasks.errors import RankStalled
-from tasks.launch.failures import RankFailed
 from tasks.launch.launcher import launch_ranks
+from tasks.launch.restarts import RankFailed
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.train.checkpoint_files import newest_position

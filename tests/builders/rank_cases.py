@@ -21,9 +21,7 @@ from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.environment import rendezvous
 from tasks.errors import Diverged
-from tasks.launch.placement import place_here
 from tasks.launch.rank import make_reducer
-from tasks.launch.rendezvous import horovod_environments, torch_environments
 from tasks.model.device import make_deterministic
 from tasks.progress.activity import current, stepping
 from tasks.refs import TRAIN, VAL
@@ -32,6 +30,7 @@ from tasks.train.loop import LoopSettings, fit
 from tasks.train.progress import EarlyStopping, Progress
 from tasks.train.step import StepSettings, WeightAverage
 from tasks.train.step_callback import NullStepCallback
+from tests.builders.local_ranks import local_environments
 from tests.builders.processes import ROOT
 
 NUM_CLASSES, EPOCHS = 3, 2
@@ -274,8 +273,8 @@ def start_ranks(
     """
     folder.mkdir()
     with (
-        horovod_environments(place_here(num_ranks), START_SECONDS) as ours,
-        torch_environments(place_here(num_ranks)) as others,
+        local_environments("horovod", num_ranks, START_SECONDS) as ours,
+        local_environments("torch", num_ranks, START_SECONDS) as others,
     ):
         ranks = [
             subprocess.Popen(

@@ -25,7 +25,7 @@ if (os.environ.get("HOROVOD_RANK") or os.environ.get("RANK")) == "1":
 
 WAIT = """
 import time
-from tasks.launch.reporter import Reporter
+from tasks.launch.protocol import Reporter
 
 send = Reporter.send
 

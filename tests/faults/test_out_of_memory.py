@@ -12,9 +12,9 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import FineTunePhase
 from tasks.errors import OutOfMemory
-from tasks.launch.failures import RanksLost
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.rank_process import OUT_OF_MEMORY
+from tasks.launch.restarts import RanksLost
 from tasks.storage import resolve_storage
 from tasks.train.spec import TrainingSpec
 from tests.builders.killed_training import (

@@ -12,9 +12,9 @@ import torchvision
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.errors import DiskFull, HostLost, WrongInput
-from tasks.launch import ends
-from tasks.launch.failures import RankFailed, RanksLost
+from tasks.launch import launcher
 from tasks.launch.launcher import launch_ranks
+from tasks.launch.restarts import RankFailed, RanksLost
 from tasks.storage import resolve_storage
 from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
@@ -202,7 +202,7 @@ def test_run_that_loses_hosts_within_an_epoch_equals_the_undisturbed_one(storage
     spec = TrainingSpec(train=train, distributed=settings, cache=cache, storage=storage)
     undisturbed = launch_ranks(spec.model_copy(update={"storage": other}))
     # Each killed rank is that of a host of its own.
-    monkeypatch.setattr(ends, "RanksLost", lambda message: HostLost(message, "gone", [0]))
+    monkeypatch.setattr(launcher, "RanksLost", lambda message: HostLost(message, "gone", [0]))
 
     with killed_at_checkpoints(spec, (2, 0), within_epoch=True) as kills:
         run = launch_ranks(spec)

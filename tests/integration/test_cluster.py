@@ -142,7 +142,7 @@ def test_ranks_on_the_executors_train_as_on_this_machine(cluster, tmp_path) -> N
     assert finished.returncode == 0, finished.stderr
     done = json.loads(finished.stdout.splitlines()[-1])
     assert len(done["parents"]) == 2
-    assert all("tasks.launch.host_agent --connect" in agent for agent, *_ in done["parents"])
+    assert all("tasks.launch.host_agent" in agent for agent, *_ in done["parents"])
     assert all("pyspark" in worker for _, worker, *_ in done["parents"])
     assert done["left"] == []
     run = RunRef(run_id=done["remote"])

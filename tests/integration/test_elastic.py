@@ -12,9 +12,9 @@ from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.errors import HostLost
-from tasks.launch import ends
-from tasks.launch.failures import RanksLost
+from tasks.launch import launcher
 from tasks.launch.launcher import launch_ranks
+from tasks.launch.restarts import RanksLost
 from tasks.storage import resolve_storage
 from tasks.train.spec import TrainingSpec
 from tests.builders.killed_training import (
@@ -57,7 +57,7 @@ def test_run_that_loses_a_rank_and_a_host_equals_the_undisturbed_one(storage, tm
     losses = iter((0, 1))
     # The second loss is that of a host: its rank does not start again.
     monkeypatch.setattr(
-        ends, "RanksLost", lambda message: HostLost(message, "gone", [0]) if next(losses) else RanksLost(message)
+        launcher, "RanksLost", lambda message: HostLost(message, "gone", [0]) if next(losses) else RanksLost(message)
     )
 
     with killed_at_checkpoints(spec, (1, 0)) as kills:

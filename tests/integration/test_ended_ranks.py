@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tasks.config.distributed import DistributedConfig
-from tasks.launch.failures import RankFailed, RanksLost
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.rank_process import OUT_OF_MEMORY
+from tasks.launch.restarts import RankFailed, RanksLost
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.train.checkpoint_files import newest_position

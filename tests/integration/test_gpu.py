@@ -17,8 +17,8 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
 from tasks.errors import WrongInput
-from tasks.launch.failures import RankFailed
 from tasks.launch.launcher import launch_ranks
+from tasks.launch.restarts import RankFailed
 from tasks.model.device import make_optimizer
 from tasks.model.network import build_classifier
 from tasks.model.precision import choose_precision, largest_batch

@@ -16,7 +16,7 @@ import torch
 from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import TrackingUnavailable
-from tasks.launch.failures import RankFailed
+from tasks.launch.restarts import RankFailed
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec

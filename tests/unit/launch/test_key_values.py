@@ -1,4 +1,4 @@
-"""The launcher's server of the ranks' addresses, beside torch's own stores."""
+"""The launcher's store of the ranks' addresses, beside torch's own stores."""
 
 import socket
 import threading
@@ -9,17 +9,15 @@ import pytest
 from torch.distributed import HashStore, Store
 
 from tasks.environment import Rendezvous
-from tasks.launch.key_values import KeyValueClient, serve
+from tasks.launch.key_value_store import key_value_store
 from tasks.launch.torch_reducer import LauncherStore
-
-SECRET = "five words that nobody guesses"  # noqa: S105  # of the test
 
 
 @pytest.fixture
 def place() -> Iterator[Rendezvous]:
-    """Return the rendezvous of a rank with a running server."""
-    with serve("127.0.0.1", SECRET) as port:
-        yield Rendezvous(0, 2, 0, 2, "127.0.0.1", port, SECRET)
+    """Return the rendezvous of a rank with a running store."""
+    with key_value_store() as store:
+        yield Rendezvous(0, 2, 0, 2, *store.address)
 
 
 def use(store: Store) -> list[object]:
@@ -68,21 +66,27 @@ def test_rank_waits_for_the_value_of_another(place: Rendezvous) -> None:
 
 
 def test_client_without_the_secret_gets_nothing(place: Rendezvous) -> None:
-    """The connection is closed before the first request is read, and others are served."""
-    with pytest.raises(ConnectionError, match=r"closed the connection in 'count'$"):
-        KeyValueClient(place.host, place.port, "another secret").ask("count")
-    with socket.create_connection((place.host, place.port)) as silent:
-        silent.recv(100)  # It gets the challenge, never answers, and holds nobody up.
-        assert KeyValueClient(place.host, place.port, SECRET).ask("count") == 0
+    """Its requests are refused, and others are served."""
+    with pytest.raises(ConnectionError, match=r"refused 'count'$"):
+        LauncherStore(place._replace(secret="0" * 32), 10).num_keys()
+    with socket.create_connection((place.host, place.port)):  # It never asks, and holds nobody up.
+        assert LauncherStore(place, 10).num_keys() == 0
 
 
 def test_waiting_ranks_are_answered_when_the_server_ends() -> None:
     """A launcher that ends does not wait for its ranks' waits."""
-    answers: list[object] = []
-    with serve("127.0.0.1", SECRET) as port:
-        client = KeyValueClient("127.0.0.1", port, SECRET)
-        client.ask("add", key="number", amount=1)
-        thread = threading.Thread(target=lambda: answers.append(client.ask("wait", keys=["missing"], seconds=3600)))
+    answers: list[str] = []
+
+    def wait(store: LauncherStore) -> None:
+        try:
+            store.wait(["missing"])
+        except (TimeoutError, ConnectionError) as error:
+            answers.append(type(error).__name__)
+
+    with key_value_store() as store:
+        client = LauncherStore(Rendezvous(0, 2, 0, 2, *store.address), 3600)
+        client.add("number", 1)
+        thread = threading.Thread(target=wait, args=(client,))
         thread.start()
     thread.join(60)
-    assert answers in ([False], [])
+    assert len(answers) == 1

@@ -15,10 +15,9 @@ from pydantic import ValidationError
 from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
-from tasks.launch.gpu_obstacle import gpu_obstacle
-from tasks.launch.protocol import ACTIVITY
+from tasks.launch.gpus import gpu_obstacle
+from tasks.launch.protocol import ACTIVITY, Reporter
 from tasks.launch.rank import log_level, make_reducer
-from tasks.launch.reporter import Reporter
 from tasks.launch.start_rank import EXIT_ORPHANED
 from tasks.progress.activity import Activity
 from tasks.refs import CacheRef
@@ -44,7 +43,7 @@ time.sleep(300)
 # A rank that sends events while its activity and unfinished lines of output are written, and then stops.
 LOUD_RANK = """
 import os, sys, time
-from tasks.launch.reporter import Reporter
+from tasks.launch.protocol import Reporter
 from tasks.progress.activity import stepping
 reporter = Reporter(int(sys.argv[1]))
 reporter.start()

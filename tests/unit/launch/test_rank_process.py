@@ -12,11 +12,10 @@ import pytest
 from tasks.environment import rank_environment
 from tasks.errors import HostLost, RankStalled, is_retried
 from tasks.launch import rank_process
-from tasks.launch.channel import Channel
-from tasks.launch.ends import check_left
-from tasks.launch.failures import RankFailed, RanksLost
-from tasks.launch.rank_process import OUT_OF_MEMORY, Message, memory_kills, start
-from tasks.launch.remote import RemoteProcess
+from tasks.launch.launcher import check_left
+from tasks.launch.protocol import Channel
+from tasks.launch.rank_process import OUT_OF_MEMORY, Message, RemoteProcess, memory_kills, start
+from tasks.launch.restarts import RankFailed, RanksLost
 
 
 def write_counters(path: Path, kills: int) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from tasks.environment import local_rank_environment
 from tasks.launch.key_value_store import key_value_store
-from tasks.launch.placement import place_here, place_ranks
-from tasks.launch.rendezvous import ranks_environments
+from tasks.launch.rendezvous import StoreAddress, place_ranks, rank_variables
+from tests.builders.local_ranks import Loopback, local_environments
 from tests.builders.processes import ROOT
 
 # Rank 1 never begins the operation that rank 0 waits in.
@@ -33,14 +33,14 @@ class Host:
 
     host: str = "localhost"
     slots: int = 2
-    address: str = "127.0.0.1"
     interface: str = "lo"
+    store: StoreAddress | None = None
 
 
 def test_single_process_needs_no_rendezvous() -> None:
     """It gets no variable of Horovod's."""
-    with ranks_environments("horovod", place_here(1), float("inf")) as environments:
-        assert environments == [local_rank_environment(0, 1)]
+    (placement,) = place_ranks([Loopback(1)], 1)
+    assert rank_variables("horovod", placement, float("inf")) == local_rank_environment(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -66,24 +66,25 @@ def test_ranks_are_placed_host_by_host(
 
 def test_each_place_reaches_the_store_by_its_own_port() -> None:
     """The secret is the same, and the port is that of the place."""
-    placements = place_ranks([Host("a", 1), Host("b", 1, interface="eth0")], 2)
-    with ranks_environments("horovod", placements, 60, lambda place, _port: 7000 + place) as environments:
-        addresses = [one["HOROVOD_GLOO_RENDEZVOUS_ADDR"].split("/") for one in environments]
-        assert [address for address, _ in addresses] == ["127.0.0.1:7000", "127.0.0.1:7001"]
-        assert len({secret for _, secret in addresses}) == 1
-        assert [one["HOROVOD_GLOO_RENDEZVOUS_PORT"] for one in environments] == ["7000", "7001"]
-        assert [one["HOROVOD_GLOO_IFACE"] for one in environments] == ["lo", "eth0"]
+    stores = [StoreAddress("127.0.0.1", port, "secret") for port in (7000, 7001)]
+    places = [Host("a", 1, store=stores[0]), Host("b", 1, interface="eth0", store=stores[1])]
+    environments = [rank_variables("horovod", one, 60) for one in place_ranks(places, 2)]
+    addresses = [one["HOROVOD_GLOO_RENDEZVOUS_ADDR"].split("/") for one in environments]
+    assert [address for address, _ in addresses] == ["127.0.0.1:7000", "127.0.0.1:7001"]
+    assert {secret for _, secret in addresses} == {"secret"}
+    assert [one["HOROVOD_GLOO_RENDEZVOUS_PORT"] for one in environments] == ["7000", "7001"]
+    assert [one["HOROVOD_GLOO_IFACE"] for one in environments] == ["lo", "eth0"]
 
 
 def test_store_refuses_requests_without_its_secret() -> None:
     """Only a key that is set is found, and none without the secret."""
-    with key_value_store() as store, httpx.Client(base_url=f"http://127.0.0.1:{store.port}") as client:
-        place = f"/{store.secret}:{store.port}/global_"
+    with key_value_store() as store, httpx.Client(base_url=f"http://127.0.0.1:{store.address.port}") as client:
+        place = f"/{store.address.secret}:{store.address.port}/global_"
         assert client.put(f"{place}/0", content=b"address").status_code == 200
         found = client.get(f"{place}/0")
         assert (found.status_code, found.content) == (200, b"address")
         assert client.get(f"{place}/1").status_code == 404
-        for path in ("/global_/0", f"/{'0' * 32}:{store.port}/global_/0", "/", "/0"):
+        for path in ("/global_/0", f"/{'0' * 32}:{store.address.port}/global_/0", "/", "/0"):
             assert client.get(path).status_code == 403
             assert client.put(path, content=b"other").status_code == 403
         assert store.get("global_/0") == b"address"
@@ -92,7 +93,7 @@ def test_store_refuses_requests_without_its_secret() -> None:
 def test_request_waits_for_its_key() -> None:
     """A rank that asks before another one has answered gets the value without asking again."""
     with key_value_store() as store:
-        timer = threading.Timer(0.2, lambda: store.put("global_/1", b"address"))
+        timer = threading.Timer(0.2, lambda: store.set("global_/1", b"address"))
         timer.start()
         assert store.get("global_/1", wait_seconds=60) == b"address"
         timer.join()
@@ -101,7 +102,7 @@ def test_request_waits_for_its_key() -> None:
 @pytest.mark.parametrize(("stall_seconds", "gloo"), [(10, 360), (600, 660)])
 def test_gloo_gives_up_only_after_the_watchdog(stall_seconds: int, gloo: int) -> None:
     """Its limit follows from the setting, and is longer than that of a rank's start."""
-    with ranks_environments("horovod", place_here(2), stall_seconds) as environments:
+    with local_environments("horovod", 2, stall_seconds) as environments:
         assert [one["HOROVOD_RANK"] for one in environments] == ["0", "1"]
         assert {one["HOROVOD_GLOO_TIMEOUT_SECONDS"] for one in environments} == {str(gloo)}
         assert {one["HOROVOD_STALL_CHECK_TIME_SECONDS"] for one in environments} == {str(stall_seconds)}
@@ -110,7 +111,7 @@ def test_gloo_gives_up_only_after_the_watchdog(stall_seconds: int, gloo: int) ->
 @pytest.mark.timeout(660)
 def test_horovod_finds_a_stalled_rank() -> None:
     """The wheel is patched: without the patch, Horovod over Gloo waits forever and does not say for which rank."""
-    with ranks_environments("horovod", place_here(2), 1) as environments:
+    with local_environments("horovod", 2, 1) as environments:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", RANK],

@@ -7,20 +7,21 @@ import socket
 import time
 from pathlib import Path
 
-from tasks.launch.channel import Channel
+from tasks.launch.protocol import Channel
 from tasks.launch.remote import Agent
 from tasks.launch.spark_agents import _Connections
+from tasks.launch.spark_task import Greeting
 
 
-def make_agent(host: str, channel: Channel) -> Agent:
+def make_agent(greeting: Greeting, channel: Channel) -> Agent:
     """Return an agent whose messages nobody reads."""
-    return Agent(host, 1, channel, queue.Queue(), lambda number, activity: None, lambda: "it ended")
+    return Agent(greeting.host, 1, channel, queue.Queue(), lambda number, activity: None, lambda: "it ended")
 
 
 def connect(connections: _Connections, number: int) -> tuple[socket.socket, socket.socket]:
     """Connect an agent; return both ends."""
     own, task = socket.socketpair()
-    connections.add(number, own)
+    connections.add(Greeting(number, "node", "node", "127.0.0.1", 1), own)
     return own, task
 
 
@@ -30,7 +31,7 @@ def test_nothing_is_written_to_a_descriptor_of_a_closed_connection(tmp_path: Pat
     own, task = connect(connections, 0)
     descriptor = own.fileno()
     (agent,) = connections.agents()
-    hello = {"kind": "hello", "versions": {}, "address": "", "host": "", "machine": ""}
+    hello = {"kind": "hello", "versions": {}, "address": None}
     task.sendall(json.dumps(hello).encode() + b"\n")
     agent.wait_until_ready(5)
     time.sleep(2.5)  # longer than the interval of beats

@@ -25,7 +25,7 @@ class Ranks:
             self.now += 0.5
             for rank, activity in self.activities.items():
                 if rank not in silent:
-                    self.watchdog.heard(rank, activity, self.now)
+                    self.watchdog.on_activity(rank, activity, self.now)
             if (stall := self.watchdog.find_stall(self.now)) is not None:
                 return stall
         return None

@@ -17,7 +17,7 @@ from tasks.errors import (
     is_retried,
     parse_user_error,
 )
-from tasks.launch.failures import RanksLost
+from tasks.launch.restarts import RanksLost
 from tasks.orchestration.failure import state_message
 
 RESTORED = [
