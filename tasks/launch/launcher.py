@@ -27,9 +27,8 @@ from tasks.refs import RunRef
 from tasks.system.signals import run_uninterrupted
 from tasks.system.slots import Gpus
 from tasks.train.batches import check_data
-from tasks.train.checkpoint_files import launch_lock
+from tasks.train.checkpoint_files import launch_lock, training_lock
 from tasks.train.spec import TrainingSpec
-from tasks.train.sweep import launch_lock, training_lock
 
 logger = logging.getLogger("lakevision.ranks")
 
