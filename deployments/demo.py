@@ -2,12 +2,14 @@
 
 import argparse
 import hashlib
+import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -16,7 +18,7 @@ import httpx
 
 from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import auth_file, own_auth_string
-from deployments.ports import HOST
+from deployments.serving import HOST
 from deployments.stack_processes import LocalStack, say
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
@@ -26,8 +28,16 @@ from tasks.system.signals import interrupt_on
 
 if TYPE_CHECKING:
     from tasks.refs import StreamReport
+    from tasks.storage import Storage
 
 DEPLOYMENT = "pipeline/pipeline"
+STREAM = "predict-stream/predict-stream"
+
+NUM_ARRIVALS = 16
+"""Number of images that the stream predicts."""
+
+ARRIVALS = "arrivals"
+"""Name of the table to which new images are added, as another program would."""
 
 LAST_LINES_SECONDS = 5.0
 """How long to wait for the rest of a run's log."""
@@ -207,6 +217,50 @@ def sentence(message: str) -> str:
     return message.removesuffix("(WrongInput)").strip()
 
 
+def add_arrivals(storage: "Storage") -> str:
+    """Write mirrored test images to a table of their own, unless it exists; return its path.
+
+    The champion has predicted none of them: the stream has images to predict.
+    """
+    # Imported here, as in the other functions: wrong options are refused before seconds of imports.
+    import pyarrow as pa
+
+    from tasks.schema import CHANGE_FEED, IMAGES_ARROW, TEST
+    from tasks.tables.append import append_rows
+    from tasks.tables.snapshots import has_table, latest, read_batches
+
+    path = storage.table(ARRIVALS)
+    if has_table(None, path):
+        return path
+    schema = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "content")])
+    batches = read_batches(latest(None, storage.table("images")), schema, {"split": TEST}, NUM_ARRIVALS)
+    images = (content for batch in batches for content in batch["content"].to_pylist())
+    contents = [mirrored(content) for content in islice(images, NUM_ARRIVALS)]
+    keys = [hashlib.sha256(content).hexdigest() for content in contents]
+    append_rows(path, pa.table([keys, contents], schema=schema), {CHANGE_FEED: "true"})
+    return path
+
+
+def mirrored(content: bytes) -> bytes:
+    """Return an encoded image, mirrored, as PNG."""
+    from PIL import Image, ImageOps
+
+    with Image.open(io.BytesIO(content)) as image, io.BytesIO() as file:
+        ImageOps.mirror(image.convert("RGB")).save(file, "PNG")
+        return file.getvalue()
+
+
+def stream_parameters(table: str, tables: str, model: str) -> dict[str, Any]:
+    """Return the parameters of a run that predicts the new rows of a table.
+
+    Args:
+        table: Path of the table.
+        tables: Name of the demo's tables, beside which the predictions are.
+        model: Name of the registered model: the table was not made by the flow etl, which would give it one.
+    """
+    return {"config": {"model_name": model, "tables": tables, "predict": {"table": table}}}
+
+
 def run_stream(stack: LocalStack, tables: str, model: str) -> "StreamReport":
     """Add images to a table, and run the stream that predicts them; return its report.
 
@@ -218,8 +272,6 @@ def run_stream(stack: LocalStack, tables: str, model: str) -> "StreamReport":
     Raises:
         DemoFailed: The run did not complete.
     """
-    from deployments.demo_stream import DEPLOYMENT as STREAM
-    from deployments.demo_stream import add_arrivals, stream_parameters
     from tasks.config.storage import StorageConfig
     from tasks.refs import StreamReport
     from tasks.storage import resolve_storage

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from typing import Any
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import SCHEDULE_TYPES
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.states import Cancelled, Crashed
 from prefect.workers.process import ProcessWorker
 from pydantic import BaseModel, TypeAdapter
 
-from deployments.heartbeats import crash_silent_runs
 from tasks.environment import lakevision_home
 
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
@@ -35,6 +37,21 @@ REPORT_SECONDS = 15.0
 
 UNFINISHED_STATES = ("RUNNING", "PENDING", "CANCELLING")
 """States of runs that a worker had picked up and that have not ended."""
+
+HEARTBEAT_AUTOMATION = "lakevision: crash runs without a heartbeat"
+"""Name of the automation that marks runs without a heartbeat as crashed."""
+
+SILENCE = timedelta(seconds=900)
+"""Time without a heartbeat after which a run counts as lost: five of Prefect's default intervals. A machine that is
+busy or unreachable for some minutes loses no run. The workers of this project send one every 30 s."""
+
+HEARTBEAT = "prefect.flow-run.heartbeat"
+SILENT_STATES = (
+    "Completed", "Failed", "Cancelled", "Crashed",
+    # Without a process: the run waits for an answer of a user, or for its next start.
+    "Suspended", "Paused", "AwaitingRetry", "AwaitingConcurrencySlot", "Scheduled", "Late",
+)  # fmt: skip
+"""States of runs that send no heartbeats."""
 
 
 def end_abandoned_runs(client: SyncPrefectClient, began: datetime) -> None:
@@ -62,6 +79,34 @@ def create_pools(client: SyncPrefectClient) -> None:
             client.create_work_pool(
                 WorkPoolCreate(name=name, type="process", base_job_template=template, concurrency_limit=limit)
             )
+
+
+def crash_silent_runs(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
+    """Create the automation if it is missing; an existing one keeps the user's settings.
+
+    Args:
+        client: Client of the server.
+        silence: Time without a heartbeat after which a run is marked as crashed.
+    """
+    if client.read_automations_by_name(HEARTBEAT_AUTOMATION):
+        return
+    trigger = EventTrigger.model_validate(
+        {
+            "posture": Posture.Proactive,
+            "match": {"prefect.resource.id": "prefect.flow-run.*"},
+            "for_each": ["prefect.resource.id"],
+            "after": [HEARTBEAT],
+            "expect": [HEARTBEAT, *(f"prefect.flow-run.{state}" for state in SILENT_STATES)],
+            "threshold": 1,
+            "within": silence,
+        }
+    )
+    message = f"It has sent no heartbeat for {silence.total_seconds():.0f} s: its process, worker or machine is gone."
+    action = ChangeFlowRunState(state=StateType.CRASHED, message=message)
+    about = "A run whose machine is gone would stay Running, and keep its slot."
+    client.create_automation(
+        AutomationCore(name=HEARTBEAT_AUTOMATION, description=about, trigger=trigger, actions=[action])
+    )
 
 
 def import_deployed() -> None:

@@ -1,13 +1,62 @@
-"""Serving of an ASGI application, on a host and port or on a listening socket inherited from the stack."""
+"""Serving of an ASGI application, and the listening sockets of servers, which a stack opens before they start.
+
+If a port were only checked, another user of the machine could listen on it while its server still imports, and would
+be sent the login. The stack therefore listens itself, and its server accepts on the inherited socket. Until then,
+connections wait in the socket's backlog.
+"""
 
 import argparse
+import errno
 import socket
 from contextlib import suppress
 from typing import Any
 
-import uvicorn
+from tasks.errors import WrongInput
 
-from deployments.ports import BACKLOG, HOST, LOCAL_NAMES, listen
+HOST = "127.0.0.1"
+
+LOCAL_NAMES = (HOST, "localhost")
+"""Host names by which a browser on this machine may address its servers."""
+
+BACKLOG = 2048
+"""Connections that may wait while a server imports; the kernel's limit (net.core.somaxconn) may be lower."""
+
+
+def listen(port: int, what: str, way_out: str, host: str = HOST) -> socket.socket:
+    """Return a socket that listens on a port of this machine.
+
+    Args:
+        port: The port.
+        what: Name of the server, for an error.
+        way_out: Advice for an error, besides stopping the process that listens there.
+        host: Address to listen on.
+
+    Raises:
+        WrongInput: The port is in use, or this user may not listen on it.
+    """
+    opened = None
+    try:
+        family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        opened = socket.socket(family, kind, protocol)
+        # As servers do: a port whose last connections are still closing can be bound again.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+        opened.listen(BACKLOG)
+    except OSError as error:
+        if opened is not None:
+            opened.close()
+        if error.errno == errno.EADDRINUSE:
+            raise WrongInput(
+                f"port {port} for {what} is in use: stop its process ('ss -ltnp' shows it), or {way_out}"
+            ) from None
+        raise WrongInput(f"{what} cannot listen on {host}, port {port} ({error.strerror}): {way_out}") from None
+    return opened
+
+
+def refuse_connections(listening: socket.socket) -> None:
+    """Stop listening on the socket of a server that has ended: connections are refused, but the port stays bound."""
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
 def add_address(parser: argparse.ArgumentParser, port: int) -> None:
@@ -58,6 +107,8 @@ def serve(app: Any, listening: socket.socket, **settings: Any) -> None:
         listening: Socket from `listening_socket`.
         settings: Further arguments of `uvicorn.Config`.
     """
+    import uvicorn  # Here: a stack only listens.
+
     config = uvicorn.Config(app, backlog=BACKLOG, **settings)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown; Ctrl-C is not an error here
         uvicorn.Server(config).run(sockets=[listening])

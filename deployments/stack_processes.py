@@ -1,5 +1,6 @@
 """The processes of a stack on this machine: their start, environment, logs and complete shutdown."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,11 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from deployments.login import auth_string, authorization, prepare_folder
-from deployments.ports import HOST, listen, refuse_connections
-from deployments.stack_environment import mlflow_environment, stack_environment
-from deployments.stack_mark import STACK_MARK, end_marked
+import psutil
+
+from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_string, authorization, prepare_folder
+from deployments.serving import HOST, LOCAL_NAMES, listen, refuse_connections
 from tasks.environment import MLFLOW_PORT
+from tasks.storage import tracking_file
 from tasks.system.home import make_private_file
 
 REPORT_SECONDS = 15.0
@@ -35,12 +37,102 @@ DISPENSABLE = frozenset({MLFLOW_UI})
 ENDING = frozenset({"register"})
 """Processes that exit when their work is done."""
 
+STACK_MARK = "LAKEVISION_STACK"
+"""Environment variable that every process of one stack inherits, and by which the last of them are found."""
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def say(text: str) -> None:
     """Print a message for the user."""
     print(f"==> {text}", flush=True)
+
+
+def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dict[str, str]:
+    """Return the environment of a stack's processes, and of commands that connect to its server.
+
+    Args:
+        home: Home folder, below which the processes write.
+        port: Port of the Prefect server.
+        mlflow_port: Port of MLflow's UI.
+        auth: The login, `user:password`.
+    """
+    url = f"http://{HOST}:{port}"
+    binaries = str(Path(sys.executable).parent)
+    return os.environ | {
+        "LAKEVISION_HOME": str(home),
+        # One tracking database for all runs of the stack, whatever their `storage.home`: its MLflow UI shows this one.
+        "LAKEVISION_TRACKING_URI": tracking_file(str(home)),
+        "LAKEVISION_MLFLOW_UI": f"http://{HOST}:{mlflow_port}",
+        "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_PROFILES_PATH": str(home / "prefect" / "profiles.toml"),
+        "PREFECT_API_URL": f"{url}/api",
+        # In the environment, which other users of the machine cannot read, and not on a command line, which they can.
+        "PREFECT_API_AUTH_STRING": auth,
+        OWN_STRING: auth,
+        "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+        # The UI's own origin, by both host names that a browser on this machine may use.
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in LOCAL_NAMES),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # A run starts within 1 s of its submission, not within the default of 10 s: the server is local.
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        # The shortest interval, so that a run whose process is gone is found soon.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        # On disk, like the concurrency slots: leases in memory die with a killed server, and their slots stay taken.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "PYTHONUNBUFFERED": "1",
+        **_no_proxy(os.environ),
+    }
+
+
+def mlflow_environment(environment: Mapping[str, str], auth: str) -> dict[str, str]:
+    """Return the environment of MLflow's UI: with its own login, without Prefect's, which permits code execution."""
+    kept = {name: value for name, value in environment.items() if not _is_prefect_login(name)}
+    return kept | {MLFLOW_LOGIN: auth}
+
+
+def _is_prefect_login(name: str) -> bool:
+    return name.startswith("PREFECT_") and name.endswith("AUTH_STRING")
+
+
+def _no_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep requests to this machine, and the login in them, away from a proxy."""
+    given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if "*" not in names:
+        names += [name for name in LOCAL_NAMES if name not in names]
+    # Some clients read the lower-case variable, some the upper-case one.
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names))
+
+
+def end_marked(mark: str, seconds: float) -> None:
+    """End every process with a mark except this one, and return when none is left.
+
+    Args:
+        mark: The mark of one stack.
+        seconds: Processes are killed after half of this time.
+    """
+    # Flow runs, JVMs and ranks have their own sessions, but inherit the mark.
+    remaining = [process for process in psutil.process_iter() if _has_mark(process, mark)]
+    for process in remaining:
+        process.terminate()
+    _gone, remaining = psutil.wait_procs(remaining, timeout=seconds / 2)
+    for process in remaining:
+        process.kill()
+    psutil.wait_procs(remaining, timeout=seconds)
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    if process.pid == os.getpid():
+        return False
+    try:
+        environment: Mapping[str, str] = process.environ()
+    except psutil.Error:
+        return False
+    return environment.get(STACK_MARK) == mark
 
 
 @dataclass

@@ -6,7 +6,7 @@ import time
 
 from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.login import OWN_STRING, auth_file, own_auth_string
-from deployments.ports import HOST
+from deployments.serving import HOST
 from deployments.stack_processes import LocalStack, Waiting, say
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput

@@ -135,7 +135,7 @@ def test_silent_run_crashes_but_not_because_the_server_was_away(stack: LocalStac
     code = f"""
 import time
 from datetime import timedelta
-from deployments.heartbeats import HEARTBEAT, crash_silent_runs
+from deployments.register import HEARTBEAT, crash_silent_runs
 from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.states import Running, Suspended

@@ -23,9 +23,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from deployments.login import OWN_STRING, authorization
-from deployments.ports import listen
-from deployments.stack_mark import STACK_MARK
-from deployments.stack_processes import LocalStack
+from deployments.serving import listen
+from deployments.stack_processes import STACK_MARK, LocalStack
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.registry.promote import promote_best

@@ -8,8 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from deployments.demo import _show_log, commands, parameters, parse_arguments
-from deployments.demo_stream import stream_parameters
+from deployments.demo import _show_log, commands, parameters, parse_arguments, stream_parameters
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.stream import StreamRun
 
