@@ -230,7 +230,7 @@ def add_arrivals(storage: "Storage") -> str:
     from tasks.tables.snapshots import has_table, latest, read_batches
 
     path = storage.table(ARRIVALS)
-    if has_table(None, path):
+    if newest_snapshot(None, path) is not None:
         return path
     schema = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "content")])
     batches = read_batches(latest(None, storage.table("images")), schema, {"split": TEST}, NUM_ARRIVALS)

@@ -2,7 +2,7 @@
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config.stream import StreamRun
+from tasks.config.prediction import StreamRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import StreamReport
 from tasks.storage import resolve_storage

@@ -2,7 +2,7 @@
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config.promotion_run import PromoteRun
+from tasks.config.prediction import PromoteRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef, RunRef
 from tasks.registry.approval.task import ask, asked_before, check_can_ask

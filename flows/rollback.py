@@ -2,7 +2,7 @@
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.config.rollback import RollbackRun
+from tasks.config.promotion import RollbackRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef
 from tasks.registry.task import roll_back_champion

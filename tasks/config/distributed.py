@@ -1,14 +1,13 @@
-"""Parameters of distributed training."""
+"""Parameters of distributed training, with its hosts: their names and the number of ranks on each, as one setting."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+import re
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
-from tasks.config.form import Schema, must_be, when, when_given
 from tasks.config.frozen import AsBefore, FrozenConfig, hashed_settings
-from tasks.config.hosts import Hosts, parse_hosts
 from tasks.config.storage import SparkConfig
 from tasks.config.submitted import (
     Deployment,
@@ -20,13 +19,12 @@ from tasks.config.submitted import (
 )
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, Text
+from tasks.credentials import check_url
 from tasks.environment import runs_under_spark_submit
+from tasks.errors import loggable
 
 MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
 """Former settings of this group; those of `train` with the same names apply to any number of ranks."""
-
-ON_HOSTS: Schema = {"required": ["launcher"], "properties": {"launcher": {"enum": ["hosts", "spark"]}}}
-"""The condition that the ranks are not all on this machine."""
 
 DECISIVE = {"num_ranks", "backend", "gradient_compression", "sync_batch_norm"}
 """Settings that determine the result of training; the others decide the place of the ranks and their failures."""
@@ -37,21 +35,51 @@ SUPERVISION = {"stall_timeout_seconds", "max_restarts", "min_ranks", "log_ranks"
 Backend = Literal["horovod", "torch"]
 GradientCompression = Literal["none", "fp16", "bf16"]
 
+MAX_SLOTS = 4096
+"""Maximum number of ranks on one host."""
+
+# No leading '-', which ssh would read as an option, and no user or port, which belong into ssh's configuration.
+_HOST = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}:[1-9][0-9]{0,3}"
+_HOSTS = rf"^({_HOST}( ?, ?{_HOST})*)?$"
+
+
+def parse_hosts(hosts: str, without: Collection[str] = ()) -> list[tuple[str, int]]:
+    """Return the names of the hosts and the number of ranks that fit on each, in the given order.
+
+    Args:
+        hosts: The setting.
+        without: Names of hosts to leave out.
+    """
+    places = [place.strip().rpartition(":") for place in hosts.split(",") if place.strip()]
+    return [(name, int(slots)) for name, _, slots in places if name not in without]
+
+
+def check_hosts(hosts: str) -> str:
+    """Return a valid list of hosts unchanged.
+
+    Raises:
+        ValueError: It is not a list of names and numbers, or names a host twice.
+    """
+    check_url(hosts)
+    if not re.fullmatch(_HOSTS, hosts):
+        raise ValueError(
+            f"it is '{loggable(hosts)}', which is not a list of hosts: write names and numbers of ranks, as "
+            "node1:4,node2:4, with user, port and key of a host in ssh's configuration"
+        )
+    names = [name for name, _ in parse_hosts(hosts)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"it is '{hosts}', which names '{twice[0]}' twice: give each host once, with all of its ranks")
+    if too_many := [slots for _, slots in parse_hosts(hosts) if slots > MAX_SLOTS]:
+        raise ValueError(f"it is '{hosts}', with {too_many[0]} ranks on a host: give at most {MAX_SLOTS}")
+    return hosts
+
+
+Hosts = Annotated[str, AfterValidator(check_hosts), Field(json_schema_extra={"pattern": _HOSTS})]
+"""A list of hosts with their numbers of ranks, such as node1:4,node2:4."""
+
 
 class DistributedConfig(FrozenConfig):
     """Distributed training, submitted to a GPU work pool."""
-
-    rules: ClassVar[tuple[Schema, ...]] = (
-        when("gradient_compression", "bf16", must_be("backend", "torch")),
-        when("launcher", "hosts", {"required": ["hosts"], "properties": {"hosts": {"minLength": 1}}}),
-        *(
-            when_given(name, must_be("launcher", "hosts"))
-            for name in ("hosts", "host_python", "host_folder", "ssh_config")
-        ),
-        when("shared_home", False, ON_HOSTS),
-        when_given("interface", ON_HOSTS),
-        when_given("min_ranks", {"required": ["max_restarts"], "properties": {"max_restarts": {"minimum": 1}}}),
-    )
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
     backend: Annotated[Backend, AsBefore("horovod")] = Field(

@@ -1,10 +1,9 @@
 """Parameters of ETL: source, labels, splits and quarantine."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.form import Schema, always, must_be, when, when_given
 from tasks.config.frozen import FrozenConfig
 from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
@@ -18,15 +17,6 @@ BUILTIN_DIGITS = "builtin:digits"
 
 class LabelConfig(FrozenConfig):
     """Source of the labels: folder names, a regular expression on the path, or a label file."""
-
-    rules: ClassVar[tuple[Schema, ...]] = (
-        *(
-            when("by", name, {"required": [name], "properties": {name: {"minLength": 1}}})
-            for name in ("pattern", "file")
-        ),
-        *(when_given(name, must_be("by", name)) for name in ("pattern", "file")),
-        always({"properties": {"file": {"pattern": r"^$|\.([cC][sS][vV]|[pP][aA][rR][qQ][uU][eE][tT])$"}}}),
-    )
 
     by: Literal["folder", "pattern", "file"] = Field(
         "folder",
@@ -42,6 +32,7 @@ class LabelConfig(FrozenConfig):
         None,
         description="CSV or Parquet file with the columns path (relative to the source) and label, and split if "
         "split_by is file. A path, or a URL that fsspec can open, ending in .csv or .parquet",
+        json_schema_extra={"pattern": r"^$|\.([cC][sS][vV]|[pP][aA][rR][qQ][uU][eE][tT])$"},
     )
 
     @model_validator(mode="after")
@@ -91,10 +82,6 @@ def _truncated(value: str) -> str:
 
 class EtlConfig(FrozenConfig):
     """Ingestion of a folder of images into the Delta tables `images` and `files`."""
-
-    rules: ClassVar[tuple[Schema, ...]] = (
-        when("split_by", "file", {"required": ["labels"], "properties": {"labels": must_be("by", "file")}}),
-    )
 
     source: Url = Field(
         BUILTIN_DIGITS,

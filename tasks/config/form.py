@@ -3,6 +3,8 @@
 Both of Prefect's user interfaces render all properties of an object at once. They render alternatives (`anyOf`) as
 tabs, and open the tab that fits the value. A group with an empty alternative before its own therefore stays folded
 until a user opens it. Neither interface evaluates `if` and `then`, which the server validates before it creates a run.
+
+The form checks single settings. Rules across settings are written once, in the validators of the models.
 """
 
 from collections.abc import Container, Mapping
@@ -113,7 +115,8 @@ def folded(name: str, reference: Schema, group: Schema, elsewhere: frozenset[str
             {"title": OPEN, "type": "object", "properties": shown},
         ],
         # Both alternatives accept any value, so that errors come from the reference and name the field, not the group.
-        **always({"$ref": reference["$ref"]}),
+        "if": {},
+        "then": {"$ref": reference["$ref"]},
     }
 
 
@@ -147,37 +150,6 @@ def form_properties(
         moved = frozenset(field for group, field in first_screen.values() if group == name)
         shown[name] = folded(name, properties[name], groups[name], moved)
     return {name: schema | {"position": position} for position, (name, schema) in enumerate(shown.items())}
-
-
-def _has(field: str, condition: Schema) -> Schema:
-    # Expressed without `required`, which the server removes from the schema when a deployment is updated.
-    return {"not": {"properties": {field: {"not": condition}}}}
-
-
-def always(then: Schema) -> Schema:
-    """Return an unconditional rule."""
-    return {"if": {}, "then": then}
-
-
-def when(field: str, value: str | bool, then: Schema) -> Schema:
-    """Return the rule that applies if `field` is given and has this value."""
-    return {"if": _has(field, {"const": value}), "then": then}
-
-
-def when_given(field: str, then: Schema) -> Schema:
-    """Return the rule that applies if `field` is given and neither empty nor None."""
-    return {"if": _has(field, {"minLength": 1, "minItems": 1, "not": {"type": "null"}}), "then": then}
-
-
-def must_be(field: str, value: str | bool) -> Schema:
-    """Return the condition that `field` is given and has this value."""
-    return {"required": [field], "properties": {field: {"const": value}}}
-
-
-def unless_given(group: str, field: str, rule: Schema) -> Schema:
-    """Return a rule that applies only if a group omits one of its settings."""
-    absent: Schema = {"properties": {group: {"properties": {field: {"not": {}}}}}}
-    return {"if": {"allOf": [rule["if"], absent]}, "then": rule["then"]}
 
 
 def require_setting(name: str, description: str, group: str, field: str) -> Schema:

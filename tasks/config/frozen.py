@@ -5,7 +5,7 @@ import pkgutil
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import (
     BaseModel,
@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from tasks.config.form import Schema, describe
+from tasks.config.form import describe
 from tasks.config.values import check_no_control, check_text
 
 
@@ -98,17 +98,12 @@ class FrozenConfig(BaseModel):
             return values
         return {name: marker.value for name, marker in added_settings(cls).items()} | dict(values)
 
-    rules: ClassVar[tuple[Schema, ...]] = ()
-    """Rules across fields as JSON schema, so that the form refuses what the validators would."""
-
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Return the schema that Prefect's form shows and its server validates with; descriptions include bounds."""
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
         schema["properties"] = describe(schema.get("properties", {}))
-        if cls.rules:
-            schema["allOf"] = [*cls.rules]
         return reference
 
 

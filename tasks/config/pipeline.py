@@ -7,12 +7,11 @@ from pydantic import Field, model_validator
 from tasks.config.cache import IMAGE_SIZE, CacheConfig
 from tasks.config.distributed import DistributedConfig, check_options
 from tasks.config.etl import REQUIRED_SOURCE, SOURCE, EtlConfig
-from tasks.config.form import always
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.single import SingleConfig
-from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig
+from tasks.config.submitted import SingleConfig
+from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig
 
 
 class PipelineConfig(SparkRun):
@@ -20,22 +19,6 @@ class PipelineConfig(SparkRun):
 
     first_screen = SOURCE | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | MODEL_NAME | TABLES
     required = REQUIRED_SOURCE
-    rules = (
-        *NETWORK_RULES,
-        always({"properties": {"predict": {"properties": {"alias": {"const": "champion"}}}}}),
-        always(
-            {
-                "properties": {
-                    "predict": {
-                        "anyOf": [
-                            {"properties": {"table_version": {"enum": [None]}}},
-                            {"required": ["table"], "properties": {"table": {"minLength": 1}}},
-                        ]
-                    }
-                }
-            }
-        ),
-    )
 
     train_on: Literal["single", "distributed", "both"] = Field(
         "single",

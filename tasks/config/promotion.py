@@ -1,23 +1,16 @@
-"""Parameters of the promotion to champion."""
+"""Parameters of the promotion to champion, and of the rollback to the previous one."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.form import Schema
 from tasks.config.frozen import FrozenConfig
+from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import YEAR_SECONDS, ModelName, StageTimeout
 
 
 class PromoteConfig(FrozenConfig):
     """Selection of the champion among training runs."""
-
-    rules: ClassVar[tuple[Schema, ...]] = (
-        {
-            "if": {"required": ["min_accuracy_gain"], "properties": {"min_accuracy_gain": {"exclusiveMaximum": 0}}},
-            "then": {"properties": {"max_p_value": {"minimum": 1}}},
-        },
-    )
 
     model_name: ModelName | None = Field(
         None,
@@ -115,3 +108,26 @@ class PromoteConfig(FrozenConfig):
 
 
 MODEL_NAME = {"model_name": ("promote", "model_name")}
+
+
+class RollbackConfig(FrozenConfig):
+    """Rollback to the previous champion."""
+
+    model_name: ModelName | None = Field(
+        None, description="Name of the registered model; empty: the model of the table `images`"
+    )
+    version: int | None = Field(
+        None,
+        ge=1,
+        description="Number of the version to roll back, so that a repeated run does not go back twice; empty: the "
+        "champion",
+    )
+    reason: str = Field("", max_length=500, description="Why, for the log and the tag of the version")
+
+
+class RollbackRun(SparkRun):
+    """Parameters of the flow `rollback`."""
+
+    first_screen = TABLES | {name: ("rollback", name) for name in ("model_name", "version", "reason")}
+
+    rollback: RollbackConfig = RollbackConfig()

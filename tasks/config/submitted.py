@@ -1,9 +1,10 @@
-"""Settings of runs that are submitted to a work pool, as types: the same for training, search and single processes."""
+"""Settings of runs that are submitted to a work pool: their types, and those of training in one process in the DAG."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tasks.config.frozen import FrozenConfig
 from tasks.config.values import YEAR_SECONDS
 from tasks.credentials import JobVariables
 
@@ -49,3 +50,20 @@ HeartbeatTimeout = Annotated[
 ]
 
 RunTimeout = Annotated[int, Field(ge=1, le=YEAR_SECONDS, description="Timeout of a submitted run, in seconds")]
+
+
+class SingleConfig(FrozenConfig):
+    """Training in one process, where the DAG runs or on a GPU work pool."""
+
+    where: Literal["in_place", "work_pool", "auto"] = Field(
+        "in_place",
+        description="in_place: train where the flow runs; work_pool: submit a run to the work pool. auto: work_pool if "
+        "a Prefect server is configured, else in_place",
+    )
+    work_pool: str = Field("gpu", min_length=1, description="Work pool of the deployment, whose worker trains")
+    deployment: Deployment = "train-trial/train-trial"
+    job_variables: RunJobVariables = Field(default_factory=dict)
+    submit_timeout_seconds: SubmitTimeout = 300
+    start_timeout_seconds: StartTimeout = 1800
+    heartbeat_timeout_seconds: HeartbeatTimeout = 900
+    run_timeout_seconds: RunTimeout = 86_400

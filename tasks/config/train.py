@@ -1,11 +1,10 @@
-"""Parameters of a training run."""
+"""Parameters of a training run, of its repetition, and of the sanity checks before a long one."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheRun
-from tasks.config.form import Schema, must_be, unless_given, when
 from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.run import SparkRun
 from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId, VariableName
@@ -52,13 +51,6 @@ class FineTunePhase(FrozenConfig):
 
 class TrainConfig(FrozenConfig):
     """One training run, in a single process or on several ranks."""
-
-    rules: ClassVar[tuple[Schema, ...]] = (
-        # If freeze_backbone is omitted here, it may be given outside the group.
-        when("weights", "none", {"properties": {"freeze_backbone": {"const": False}}}),
-        when("freeze_backbone", False, {"properties": {"fine_tune": {"maxItems": 0}}}),
-        when("schedule", "one_cycle", {"properties": {"warmup_epochs": {"enum": [0, None]}}}),
-    )
 
     model: str = Field("mobilenet_v2", min_length=1, description="Any classifier of torchvision.models.get_model")
     weights: str = Field(
@@ -314,18 +306,10 @@ NETWORK = {
 DEVICE_AND_EPOCHS = {"device": ("train", "device"), "max_epochs": ("train", "max_epochs")}
 
 
-NETWORK_RULES: tuple[Schema, ...] = (
-    unless_given("train", "freeze_backbone", when("weights", "none", must_be("freeze_backbone", False))),
-    when("freeze_backbone", False, {"properties": {"train": {"properties": {"fine_tune": {"maxItems": 0}}}}}),
-)
-"""Rules of TrainConfig between settings that the form shows first and settings within the group."""
-
-
 class TrainRun(CacheRun):
     """Parameters of the flow `train`."""
 
     first_screen = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
-    rules: ClassVar[tuple[Schema, ...]] = NETWORK_RULES
 
     train: TrainConfig = TrainConfig()
 
@@ -334,3 +318,35 @@ class RepeatRun(SparkRun):
     """Parameters of the flow `repeat`."""
 
     run_id: RunId | None = Field(None, description="MLflow run to repeat; empty: the newest finished training run")
+
+
+class OverfitConfig(FrozenConfig):
+    """Overfitting of a single batch, which any model that is able to learn achieves."""
+
+    max_steps: int = Field(200, ge=1, le=100_000, description="Maximum number of training steps on the batch")
+    target_loss_ratio: float = Field(
+        0.1, gt=0.0, lt=1.0, description="Fraction of the initial loss below which the loss must fall"
+    )
+
+
+class GradientConfig(FrozenConfig):
+    """Inspection of the gradients of the first batches."""
+
+    num_batches: int = Field(
+        2,
+        ge=1,
+        le=1000,
+        description="Number of batches to train on; in the first, a layer initialised with zeros passes no gradient on",
+    )
+
+
+class OverfitRun(TrainRun):
+    """Parameters of the flow `overfit-batch`."""
+
+    overfit: OverfitConfig = OverfitConfig()
+
+
+class GradientRun(TrainRun):
+    """Parameters of the flow `check-gradients`."""
+
+    gradients: GradientConfig = GradientConfig()

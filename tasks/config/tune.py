@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from itertools import islice, product
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from tasks.config.cache import IMAGE_SIZE
-from tasks.config.form import Schema, always, when, when_given
 from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.submitted import (
     Deployment,
@@ -18,7 +17,7 @@ from tasks.config.submitted import (
     StartTimeout,
     SubmitTimeout,
 )
-from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, NETWORK_RULES, TrainConfig, TrainRun
+from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, RunId
 from tasks.errors import explain
 
@@ -50,8 +49,6 @@ MAX_CORNERS = 20_000
 
 class Range(FrozenConfig):
     """Numbers from `low` to `high`, both included; integers if the setting takes only integers."""
-
-    rules: ClassVar[tuple[Schema, ...]] = (when("log", True, {"properties": {"low": {"exclusiveMinimum": 0}}}),)
 
     low: float = Field(description="Lower bound, included")
     high: float = Field(description="Upper bound, included")
@@ -99,15 +96,12 @@ DEFAULT_SEARCH: dict[str, Space] = {
 class TuneConfig(FrozenConfig):
     """Search for the best hyper-parameters of a training run."""
 
-    rules: ClassVar[tuple[Schema, ...]] = (
-        always({"properties": {"search": {"propertyNames": {"enum": sorted(SEARCHED)}}}}),
-    )
-
     # Empty by default: command-line options are merged into the default, and could not remove entries from it.
     search: dict[str, Space] = Field(
         default_factory=dict,
         description="Search space: settings of `train` by name, each with {low, high, log} or {choices}. Empty: "
         "learning_rate from 0.0001 to 0.1, and batch_size 16, 32 or 64, halved until the largest fits the data",
+        json_schema_extra={"propertyNames": {"enum": [*sorted(SEARCHED)]}},
     )
     num_trials: int = Field(
         20, ge=1, le=100_000, description="Number of trials, including those of earlier runs of the search"
@@ -224,13 +218,6 @@ class TuneRun(TrainRun):
         | IMAGE_SIZE
         | DEVICE_AND_EPOCHS
     )
-    rules = (
-        *NETWORK_RULES,
-        {
-            "if": {"not": {"properties": {"tune": {"not": when_given("max_epochs", {})["if"]}}}},
-            "then": {"properties": {"train": {"properties": {"fine_tune": {"maxItems": 0}}}}},
-        },
-    )
 
     tune: TuneConfig = TuneConfig()
 
@@ -269,8 +256,6 @@ class TuneRun(TrainRun):
 
 class TrialRun(TrainRun):
     """Parameters of the flow `train-trial`: one trial of a search, which reports to its study."""
-
-    rules = (*NETWORK_RULES, {"dependentRequired": {"study": ["number"], "number": ["study"]}})
 
     tune: TuneConfig = Field(TuneConfig(), description="Search that the trial belongs to, with its rules of pruning")
     study: str | None = Field(

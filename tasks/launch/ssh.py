@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from tasks.config.distributed import DistributedConfig
-from tasks.config.hosts import parse_hosts
+from tasks.config.distributed import DistributedConfig, parse_hosts
 from tasks.errors import HostLost, WrongInput
 from tasks.launch import rank_process
 from tasks.launch.code_version import code_folder

@@ -10,8 +10,8 @@ from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
 
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
-from tasks.config.single import SingleConfig
 from tasks.config.storage import SparkConfig
+from tasks.config.submitted import SingleConfig
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun
 from tasks.errors import WrongInput

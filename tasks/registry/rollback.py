@@ -3,7 +3,7 @@
 import logging
 
 from tasks import tracking
-from tasks.config.rollback import RollbackConfig
+from tasks.config.promotion import RollbackConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef

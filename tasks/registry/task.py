@@ -9,8 +9,7 @@ from prefect.states import Completed
 
 from tasks import tracking
 from tasks.config.prediction import PredictConfig
-from tasks.config.promotion import PromoteConfig
-from tasks.config.rollback import RollbackConfig
+from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.environment import mlflow_page
 from tasks.errors import WrongInput

@@ -5,8 +5,7 @@ Modules that load torch are imported inside the functions: registering deploymen
 
 from prefect.artifacts import create_table_artifact
 
-from tasks.config.sanity import GradientConfig, OverfitConfig
-from tasks.config.train import TrainConfig
+from tasks.config.train import GradientConfig, OverfitConfig, TrainConfig
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, GradientReport, OverfitReport
 from tasks.text.markup import in_cells

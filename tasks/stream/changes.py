@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from tasks.config.stream import StreamConfig
+from tasks.config.prediction import StreamConfig
 from tasks.errors import WrongInput
 from tasks.predict.scoring import spread
 from tasks.schema import CHANGE_FEED

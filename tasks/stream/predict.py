@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tasks.config.prediction import PredictConfig
+from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.config.stream import StreamConfig
 from tasks.errors import UserError, WrongInput
 from tasks.predict.champion import check_model, model_of_table, named_model
 from tasks.predict.least_confident import SHA256_ARROW

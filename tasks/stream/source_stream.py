@@ -10,10 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from tasks.config.prediction import PredictConfig
+from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.config.stream import StreamConfig
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source
 from tasks.object_store import list_names

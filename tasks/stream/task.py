@@ -8,10 +8,9 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from tasks.config.prediction import PredictConfig
+from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.config.stream import StreamConfig
 from tasks.orchestration.task import skipped, stage
 from tasks.progress.latest import LatestWriter
 from tasks.refs import StreamReport

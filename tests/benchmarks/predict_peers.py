@@ -64,10 +64,9 @@ def endless_stream(inputs: Inputs) -> Answer:
 
 
 def _stream(inputs: Inputs, interval_seconds: int | None) -> Answer:
-    from tasks.config.prediction import PredictConfig
+    from tasks.config.prediction import PredictConfig, StreamConfig
     from tasks.config.promotion import PromoteConfig
     from tasks.config.storage import SparkConfig
-    from tasks.config.stream import StreamConfig
     from tasks.stream.predict import predict_stream
 
     predict = PredictConfig(table=inputs.table, predictions=str(inputs.written), batch_size=BATCH_SIZE)

@@ -17,10 +17,9 @@ from pyspark.sql import SparkSession
 
 from tasks.cache.materialize import materialize_cache
 from tasks.config.maintenance import MaintainConfig
-from tasks.config.prediction import PredictConfig
+from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.config.stream import StreamConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import maintain_tables

@@ -18,8 +18,7 @@ import deltalake
 import pyarrow as pa
 
 from tasks import tracking
-from tasks.config.promotion import PromoteConfig
-from tasks.config.rollback import RollbackConfig
+from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.refs import ModelRef, RunRef
 from tasks.registry import trial
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS

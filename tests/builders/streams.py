@@ -5,10 +5,9 @@ from pathlib import Path
 import deltalake
 import pyarrow as pa
 
-from tasks.config.prediction import PredictConfig
+from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.config.stream import StreamConfig
 from tasks.refs import ModelRef, StreamReport
 from tasks.registry.promote import promote_best
 from tasks.storage import Storage

@@ -13,8 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks import tracking
 from tasks.config.prediction import PredictConfig
-from tasks.config.promotion import PromoteConfig
-from tasks.config.rollback import RollbackConfig
+from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.errors import WrongInput
 from tasks.model_package.classifier import ImageClassifier
 from tasks.refs import ModelRef, RunRef, TableRef

@@ -8,8 +8,8 @@ from prefect import Flow
 from prefect.utilities.schema_tools.validation import validate
 
 from tasks.config.distributed import DistributedConfig
-from tasks.config.single import SingleConfig
 from tasks.config.storage import StorageConfig
+from tasks.config.submitted import SingleConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
 from tasks.paths import is_inside

@@ -13,8 +13,7 @@ import torch
 from tasks import tracking
 from tasks.cache.materialize import materialize_cache
 from tasks.config.distributed import DistributedConfig
-from tasks.config.promotion import PromoteConfig
-from tasks.config.rollback import RollbackConfig
+from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.errors import DiskFull, TrackingUnavailable, WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.launch.launcher import launch_ranks

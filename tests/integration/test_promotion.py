@@ -20,10 +20,8 @@ from flows.promote import promote
 from flows.rollback import rollback
 from tasks import tracking
 from tasks.config.etl import EtlConfig
-from tasks.config.prediction import PredictConfig
-from tasks.config.promotion import PromoteConfig
-from tasks.config.promotion_run import PromoteRun
-from tasks.config.rollback import RollbackConfig, RollbackRun
+from tasks.config.prediction import PredictConfig, PromoteRun
+from tasks.config.promotion import PromoteConfig, RollbackConfig, RollbackRun
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images

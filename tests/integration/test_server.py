@@ -173,7 +173,7 @@ import mlflow
 from prefect import flow
 from prefect.client.orchestration import get_client
 from tasks import tracking
-from tasks.config.single import SingleConfig
+from tasks.config.submitted import SingleConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.task import train_single

@@ -21,9 +21,8 @@ from flows.repeat import repeat
 from flows.tune import tune
 from tasks import tracking
 from tasks.config.etl import EtlConfig, EtlRun
-from tasks.config.sanity import GradientRun, OverfitRun
 from tasks.config.storage import StorageConfig
-from tasks.config.train import RepeatRun, TrainConfig
+from tasks.config.train import GradientRun, OverfitRun, RepeatRun, TrainConfig
 from tasks.config.tune import Choices, Range, TuneConfig, TuneRun
 from tasks.errors import WrongInput
 from tasks.orchestration.task import flow_run_tags

@@ -11,11 +11,9 @@ from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.config.frozen import FrozenConfig, all_models
 from tasks.config.maintenance import MaintainConfig
 from tasks.config.pipeline import PipelineConfig
-from tasks.config.prediction import PredictConfig
+from tasks.config.prediction import PredictConfig, PromoteRun, StreamRun
 from tasks.config.promotion import PromoteConfig
-from tasks.config.promotion_run import PromoteRun
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.config.stream import StreamRun
 from tasks.config.train import RepeatRun, TrainConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import explain

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from tasks.config.etl import EtlConfig, EtlRun
 from tasks.config.frozen import FrozenConfig
 from tasks.config.pipeline import PipelineConfig
-from tasks.config.promotion_run import PromoteRun
+from tasks.config.prediction import PromoteRun
 from tasks.config.storage import SparkConfig
 from tasks.config.train import RepeatRun
 from tasks.config.tune import TrialRun, TuneRun

@@ -18,8 +18,7 @@ from tasks.config.form import FOLDED, OPEN
 from tasks.config.frozen import FrozenConfig, all_models
 from tasks.config.maintenance import MaintainRun
 from tasks.config.pipeline import PipelineConfig
-from tasks.config.prediction import PredictRun
-from tasks.config.promotion_run import PromoteRun
+from tasks.config.prediction import PredictRun, PromoteRun
 from tasks.config.run import Run, SparkRun
 from tasks.config.train import TrainConfig
 from tasks.config.tune import Choices, Range, TrialRun, TuneRun
@@ -118,31 +117,11 @@ def test_setting_has_two_names_and_one_value() -> None:
 @pytest.mark.parametrize(
     ("model", "values", "places"),
     [
-        (TrialRun, {"study": "s"}, {"$"}),
-        (TrialRun, {"study": "s", "number": 1}, set()),
-        (Range, {"low": 0, "high": 1, "log": True}, {"$.low"}),
-        (Range, {"low": 0, "high": 1}, set()),
         (TuneRun, {"tune": {"search": {"monitor": {"choices": [1, 2]}}}}, {"$.tune.search"}),
         (TuneRun, {"tune": {"search": {"seed": {"choices": [1, 2]}}}}, set()),
-        (
-            TuneRun,
-            {"tune": {"max_epochs": 3}, "train": {"fine_tune": [{"unfreeze_from": "all"}]}},
-            {"$.train.fine_tune"},
-        ),
-        (PromoteRun, {"promote": {"min_accuracy_gain": -0.1, "max_p_value": 0.05}}, {"$.promote.max_p_value"}),
-        (PromoteRun, {"promote": {"min_accuracy_gain": -0.1}}, set()),
-        (PromoteRun, {"promote": {"max_p_value": 0.05}}, set()),
-        (PromoteRun, {"reason": "lost"}, {"$"}),
-        (PromoteRun, {"reason": "lost", "run_ids": ["a" * 32, "b" * 32]}, {"$.run_ids"}),
-        (PromoteRun, {"reason": "lost", "run_ids": ["a" * 32]}, set()),
         (PredictRun, {"alias": "no name"}, {"$.alias"}),
-        (PredictRun, {"source": "/a", "table": "/b"}, {"$.table"}),
-        (PredictRun, {"source": "/a", "predict": {"table_version": 1}}, {"$.predict.table_version"}),
-        (PredictRun, {"predict": {"source": "/a", "table": "/b"}}, {"$.predict.table"}),
-        (PredictRun, {"source": "/a", "table": ""}, set()),
-        (PredictRun, {"source": "", "table": "/b", "predict": {"table_version": 1}}, set()),
-        (PipelineConfig, {"source": "/a", "predict": {"table": "/b", "table_version": 1}}, set()),
-        (PipelineConfig, {"source": "/a", "predict": {"table_version": 1}}, {"$.predict"}),
+        (PipelineConfig, {"source": "/a", "etl": {"labels": {"file": "b.txt"}}}, {"$.etl.labels.file"}),
+        (PipelineConfig, {"source": "/a", "etl": {"labels": {"file": "b.CSV"}}}, set()),
         (PredictRun, {"spark": {"master": "everywhere"}}, {"$.spark.master"}),
         (PredictRun, {"spark": {"master": "spark://"}}, {"$.spark.master"}),
         (PredictRun, {"spark": {"master": "spark://h:7077,h2:7077"}}, set()),
@@ -162,9 +141,45 @@ def test_form_refuses_the_same_values_as_the_models(
     assert refusals(model, values) == places
 
 
+@pytest.mark.parametrize(
+    ("model", "values", "is_valid"),
+    [
+        (TrialRun, {"study": "s"}, False),
+        (TrialRun, {"study": "s", "number": 1}, True),
+        (Range, {"low": 0, "high": 1, "log": True}, False),
+        (Range, {"low": 0, "high": 1}, True),
+        (TuneRun, {"tune": {"max_epochs": 3}, "train": {"fine_tune": [{"unfreeze_from": "all"}]}}, False),
+        (PromoteRun, {"promote": {"min_accuracy_gain": -0.1, "max_p_value": 0.05}}, False),
+        (PromoteRun, {"promote": {"min_accuracy_gain": -0.1}}, True),
+        (PromoteRun, {"promote": {"max_p_value": 0.05}}, True),
+        (PromoteRun, {"reason": "lost"}, False),
+        (PromoteRun, {"reason": "lost", "run_ids": ["a" * 32, "b" * 32]}, False),
+        (PromoteRun, {"reason": "lost", "run_ids": ["a" * 32]}, True),
+        (PredictRun, {"source": "/a", "table": "/b"}, False),
+        (PredictRun, {"source": "/a", "predict": {"table_version": 1}}, False),
+        (PredictRun, {"predict": {"source": "/a", "table": "/b"}}, False),
+        (PredictRun, {"source": "/a", "table": ""}, True),
+        (PredictRun, {"source": "", "table": "/b", "predict": {"table_version": 1}}, True),
+        (PipelineConfig, {"source": "/a", "predict": {"table": "/b", "table_version": 1}}, True),
+        (PipelineConfig, {"source": "/a", "predict": {"table_version": 1}}, False),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_by_the_models(
+    model: type[FrozenConfig], values: dict[str, Any], *, is_valid: bool
+) -> None:
+    """The form accepts all of them: the run fails in its first second, with the sentence of the model."""
+    assert refusals(model, values) == set()
+    if is_valid:
+        model.model_validate(values)
+        return
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(values)
+    assert {error["type"] for error in refused.value.errors()} == {"value_error"}
+
+
 @pytest.mark.parametrize("model", RUNS, ids=lambda model: model.__name__)
 def test_form_accepts_the_output_of_the_models(model: type[Run]) -> None:
-    """The rules accept settings that one flow passes to the deployment of another."""
+    """The form accepts settings that one flow passes to the deployment of another."""
     given = model.model_validate({"etl": {"source": "/a"}} if "etl" in model.model_fields else {})
 
     assert refusals(model, given.model_dump(mode="json", exclude_none=True)) == set()

@@ -7,8 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # Prefect validates with it; no stubs
 from pydantic import ValidationError
 
-from tasks.config.distributed import DistributedConfig, TrainDistributedRun
-from tasks.config.hosts import parse_hosts
+from tasks.config.distributed import DistributedConfig, TrainDistributedRun, parse_hosts
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import explain
@@ -29,8 +28,6 @@ def test_hosts_have_a_name_and_a_number_of_ranks_each() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"launcher": "hosts"}, "launcher is 'hosts', but hosts is empty: name them, such as node1:4,node2:4"),
-        ({"hosts": "a:2"}, "hosts is 'a:2', but launcher is 'local': set launcher to hosts, or leave hosts out"),
         (
             {"launcher": "hosts", "hosts": "a"},
             "hosts: it is 'a', which is not a list of hosts: write names and numbers",
@@ -39,14 +36,6 @@ def test_hosts_have_a_name_and_a_number_of_ranks_each() -> None:
         ({"launcher": "hosts", "hosts": "a:1;b:1"}, "which is not a list of hosts"),
         ({"launcher": "hosts", "hosts": "a:0"}, "which is not a list of hosts"),
         ({"launcher": "hosts", "hosts": "user@a:2"}, "which is not a list of hosts"),
-        (
-            {"host_python": "/py"},
-            "host_python is '/py', but launcher is 'local': set launcher to hosts, or leave host_",
-        ),
-        ({"launcher": "spark", "ssh_config": "c"}, "ssh_config is 'c', but launcher is 'spark': set launcher to hosts"),
-        ({"interface": "ib0"}, "interface is 'ib0', but launcher is 'local', whose ranks use the loopback one: set"),
-        ({"shared_home": False}, "shared_home is false, but launcher is 'local', whose ranks are on one machine: set"),
-        ({"min_ranks": 1}, "min_ranks is 1, but max_restarts is 0, so ranks never start again: set max_restarts, or"),
     ],
 )
 def test_wrong_hosts_are_refused_by_call_and_form(settings: dict[str, Any], message: str) -> None:
@@ -60,6 +49,16 @@ def test_wrong_hosts_are_refused_by_call_and_form(settings: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"launcher": "hosts"}, "launcher is 'hosts', but hosts is empty: name them, such as node1:4,node2:4"),
+        ({"hosts": "a:2"}, "hosts is 'a:2', but launcher is 'local': set launcher to hosts, or leave hosts out"),
+        (
+            {"host_python": "/py"},
+            "host_python is '/py', but launcher is 'local': set launcher to hosts, or leave host_",
+        ),
+        ({"launcher": "spark", "ssh_config": "c"}, "ssh_config is 'c', but launcher is 'spark': set launcher to hosts"),
+        ({"interface": "ib0"}, "interface is 'ib0', but launcher is 'local', whose ranks use the loopback one: set"),
+        ({"shared_home": False}, "shared_home is false, but launcher is 'local', whose ranks are on one machine: set"),
+        ({"min_ranks": 1}, "min_ranks is 1, but max_restarts is 0, so ranks never start again: set max_restarts, or"),
         (
             {"launcher": "hosts", "hosts": "a:1,a:1"},
             "hosts: it is 'a:1,a:1', which names 'a' twice: give each host once",
@@ -75,7 +74,7 @@ def test_wrong_hosts_are_refused_by_call_and_form(settings: dict[str, Any], mess
     ],
 )
 def test_hosts_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
-    """A pattern cannot express these rules."""
+    """A pattern of the form cannot express these rules."""
     with pytest.raises(ValidationError) as refused:
         DistributedConfig(**settings)
     assert message in explain(refused.value)

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.demo import _show_log, commands, parameters, parse_arguments, stream_parameters
 from tasks.config.pipeline import PipelineConfig
-from tasks.config.stream import StreamRun
+from tasks.config.prediction import StreamRun
 
 
 class Server:

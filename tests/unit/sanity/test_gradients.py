@@ -9,8 +9,7 @@ import torch
 import torchvision
 from torch import nn
 
-from tasks.config.sanity import GradientConfig
-from tasks.config.train import FineTunePhase, TrainConfig
+from tasks.config.train import FineTunePhase, GradientConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.network import Classifier, build_classifier
 from tasks.refs import CacheRef, GradientReport, ParameterGradient

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.config.sanity import OverfitConfig
-from tasks.config.train import TrainConfig
+from tasks.config.train import OverfitConfig, TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef, OverfitReport
 from tasks.sanity.checks import check_overfitted, overfit_batch
