@@ -109,7 +109,8 @@ def fetch(jars: Jars) -> None:
             actual = hashlib.sha256(found.read_bytes()).hexdigest()
             if actual != jars.digests[name]:
                 raise WrongInput(
-                    f"{name} has sha256 {actual}, expected {jars.digests[name]}: the mirror serves another file"
+                    f"{name} has sha256 {actual}, expected {jars.digests[name]}",
+                    way_out="the mirror serves another file",
                 )
             # Copied beside, then renamed: a killed set-up leaves no partial jar under the final name.
             shutil.copy(found, jars.folder / f".{name}.partial")

@@ -27,7 +27,10 @@ def port_setting(name: str, default: int) -> int:
     """
     given = os.environ.get(name) or str(default)
     if not given.isdecimal() or not 1 <= int(given) <= 65535:
-        raise WrongInput(f"{name} is '{given}', which is not a port: give a number from 1 to 65535")
+        raise WrongInput(
+            f"{name} is '{given}', which is not a port",
+            way_out="give a number from 1 to 65535",
+        )
     return int(given)
 
 
@@ -46,7 +49,8 @@ def _lock_home(home: Path) -> filelock.BaseFileLock:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         raise WrongInput(
-            f"another stack runs on '{home}': stop it (make demo, make up), or set LAKEVISION_HOME to another folder"
+            f"another stack runs on '{home}'",
+            way_out="stop it (make demo, make up), or set LAKEVISION_HOME to another folder",
         ) from None
     return lock
 

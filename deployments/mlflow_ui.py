@@ -120,8 +120,8 @@ def served_storage(home: str) -> Storage:
     storage = resolve_storage(StorageConfig(home=home))
     if storage.tracking.startswith("http"):
         raise WrongInput(
-            f"LAKEVISION_TRACKING_URI is '{storage.tracking_shown}', a server with its own UI: open that UI, "
-            "or unset the variable to see the runs of the home's own database"
+            f"LAKEVISION_TRACKING_URI is '{storage.tracking_shown}', a server with its own UI",
+            way_out="open that UI, or unset the variable to see the runs of the home's own database",
         )
     return storage
 

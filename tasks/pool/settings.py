@@ -68,8 +68,9 @@ def check_slots(pool: str, limit: int | None, own_pool: str | None, group: str, 
     if limit <= 1:
         raise WrongInput(
             f"{group}.work_pool is '{pool}', on which this run has the only slot (its concurrency limit is {limit}), "
-            f"so that {what} would never begin: raise the limit of the pool, give another pool, or set "
-            f"{group}.where to in_place"
+            f"so that {what} would never begin",
+            setting=f"{group}.work_pool",
+            way_out=f"raise the limit of the pool, give another pool, or set {group}.where to in_place",
         )
     return (
         f"this run and {what} share the work pool '{pool}' with {limit} slots: {limit} such runs at once would wait "

@@ -43,8 +43,11 @@ def read_pool(pool: str, group: str) -> tuple[int | None, int]:
             found = client.read_work_pool(pool)
         except ObjectNotFound:
             raise WrongInput(
-                f"{group}.work_pool is '{pool}', which the Prefect server does not have: "
-                f"create it with 'prefect work-pool create {pool} --type process', or set {group}.where to in_place"
+                f"{group}.work_pool is '{pool}', which the Prefect server does not have",
+                setting=f"{group}.work_pool",
+                way_out=(
+                    f"create it with 'prefect work-pool create {pool} --type process', or set {group}.where to in_place"
+                ),
             ) from None
         workers = client.read_workers_for_work_pool(found.name, limit=MAX_WORKERS)
         return found.concurrency_limit, sum(worker.status == WorkerStatus.ONLINE for worker in workers)
@@ -86,15 +89,21 @@ def check_deployment(settings: PoolSettings, group: str) -> None:
             runs_on = client.read_deployment_by_name(settings.deployment).work_pool_name
         except ObjectNotFound:
             raise WrongInput(
-                f"{group}.deployment is '{settings.deployment}', which the Prefect server does not have: "
-                "run 'prefect deploy --all --prefect-file deployments/prefect.yaml', "
-                f"or set {group}.where to in_place"
+                f"{group}.deployment is '{settings.deployment}', which the Prefect server does not have",
+                setting=f"{group}.deployment",
+                way_out=(
+                    "run 'prefect deploy --all --prefect-file deployments/prefect.yaml', or set "
+                    f"{group}.where to in_place"
+                ),
             ) from None
     if runs_on != settings.work_pool:
-        where = f"the pool '{runs_on}': give that name, or" if runs_on else "no pool: give"
+        where = f"the pool '{runs_on}'" if runs_on else "no pool"
+        other = f"a deployment whose work_pool in deployments/prefect.yaml is '{settings.work_pool}'"
         raise WrongInput(
             f"{group}.work_pool is '{settings.work_pool}', but the runs of {group}.deployment '{settings.deployment}' "
-            f"go to {where} a deployment whose work_pool in deployments/prefect.yaml is '{settings.work_pool}'"
+            f"go to {where}",
+            setting=f"{group}.work_pool",
+            way_out=f"give that name, or {other}" if runs_on else f"give {other}",
         )
 
 
