@@ -227,7 +227,7 @@ def add_arrivals(storage: "Storage") -> str:
 
     from tasks.schema import CHANGE_FEED, IMAGES_ARROW, TEST
     from tasks.tables.append import append_rows
-    from tasks.tables.snapshots import has_table, latest, read_batches
+    from tasks.tables.snapshots import latest, newest_snapshot, read_batches
 
     path = storage.table(ARRIVALS)
     if newest_snapshot(None, path) is not None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.cancellation.task import causing_signal, finish_cancellation, is_being_cancelled, watched_cancellation
 from tasks.config.storage import StorageConfig
-from tasks.errors import UserError, WrongInput, explain
+from tasks.errors import UserError, WrongInput, invalid_settings
 from tasks.orchestration.failure import shorten_logs, without_secrets
 from tasks.orchestration.task import explain_failure, failed_state, note_host
 from tasks.storage import resolve_storage
@@ -43,11 +43,12 @@ def check_server() -> None:
     except HTTPError as error:
         if isinstance(error, HTTPStatusError) and error.response.status_code == codes.UNAUTHORIZED:
             raise WrongInput(
-                f"{server} refuses the login: set PREFECT_API_AUTH_STRING as printed by 'make up'"
+                f"{server} refuses the login",
+                way_out="set PREFECT_API_AUTH_STRING as printed by 'make up'",
             ) from None
         raise WrongInput(
-            f"{server} does not answer ({type(error).__name__}: {error}): start it ('make up' starts that of the local "
-            "stack), or unset PREFECT_API_URL to run without it"
+            f"{server} does not answer ({type(error).__name__}: {error})",
+            way_out=("start it ('make up' starts that of the local stack), or unset PREFECT_API_URL to run without it"),
         ) from None
 
 
@@ -99,7 +100,7 @@ class DagFlow(Flow[P, R]):
             return super().validate_parameters(parameters)
         except ParameterTypeError as error:
             if isinstance(error.__context__, ValidationError):
-                raise WrongInput(explain(error.__context__)) from None
+                raise invalid_settings(error.__context__) from None
             raise
 
 

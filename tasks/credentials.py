@@ -46,6 +46,18 @@ _NAMED = re.compile(
 """A name and its value in a URL's query, a Java option, a connection string, or JSON."""
 
 
+class ShownCredential(ValueError):
+    """A setting that is or has a credential; the message does not repeat it.
+
+    Attributes:
+        way_out: Advice how to continue, which ends the message after a colon.
+    """
+
+    def __init__(self, message: str, way_out: str) -> None:
+        super().__init__(f"{message}: {way_out}")
+        self.way_out = way_out
+
+
 def is_secret(name: str, in_query: bool = False) -> bool:
     """Return whether a setting, environment variable or query parameter of this name holds a secret."""
     return bool(_SECRET.search(name) or (in_query and _IN_QUERY.search(name)))
@@ -113,7 +125,7 @@ def check_url(url: str) -> str:
     """Return a path or URL unchanged if it contains neither a user name, nor a password, nor another secret.
 
     Raises:
-        ValueError: It contains one, which the message does not repeat.
+        ShownCredential: It contains one, which the message does not repeat.
     """
     scheme, separator, rest = url.partition("://")
     container, _, host = rest.split("/", 1)[0].split("?", 1)[0].rpartition("@")
@@ -122,17 +134,17 @@ def check_url(url: str) -> str:
     odd_port = "::" not in url and not all(re.fullmatch(_HOST, each) for each in host.split(","))
     in_url = separator and ((container and not allowed) or odd_port)
     if in_url or any(_users(url)):
-        raise ValueError(
-            "it is a URL with a user name or password, which logs and tables would show: "
-            "give them in the environment or in a credential store of Hadoop instead"
+        raise ShownCredential(
+            "it is a URL with a user name or password, which logs and tables would show",
+            "give them in the environment or in a credential store of Hadoop instead",
         )
     # In a path and in file://, a question mark does not begin a query: photos?token=1 is the name of a folder.
     if (separator or url.startswith("//")) and scheme.lower() != "file":
         for found in _NAMED.finditer(url):
             if found.start() and url[found.start() - 1] in "?&;#" and _names_secret(found):
-                raise ValueError(
-                    f"it is a URL with a secret in it ({unquote(found['name'])}), which logs and tables would show: "
-                    "leave it out, and give it in the environment or in a credential store of Hadoop"
+                raise ShownCredential(
+                    f"it is a URL with a secret in it ({unquote(found['name'])}), which logs and tables would show",
+                    "leave it out, and give it in the environment or in a credential store of Hadoop",
                 )
     return url
 
@@ -141,18 +153,19 @@ def check_settings(settings: dict[str, str]) -> dict[str, str]:
     """Return Spark settings unchanged if none of them is a credential or has one in its value.
 
     Raises:
-        ValueError: One is or has; the message names the setting and does not repeat its value.
+        ShownCredential: One is or has; the message names the setting and does not repeat its value.
     """
     for name, value in settings.items():
         if is_secret(name):
-            raise ValueError(
-                f"{name} is a credential, which the form and logs would show: give it in the environment "
-                "(AWS_ACCESS_KEY_ID, ...), in core-site.xml or in a credential store of Hadoop"
+            raise ShownCredential(
+                f"{name} is a credential, which the form and logs would show",
+                "give it in the environment (AWS_ACCESS_KEY_ID, ...), in core-site.xml or in a credential store of "
+                "Hadoop",
             )
         if without_credentials(value) != value:
-            raise ValueError(
-                f"the value of {name} has a credential in it, which the form and logs would show: "
-                "give it in the environment, in core-site.xml or in a credential store of Hadoop instead"
+            raise ShownCredential(
+                f"the value of {name} has a credential in it, which the form and logs would show",
+                "give it in the environment, in core-site.xml or in a credential store of Hadoop instead",
             )
     return settings
 
@@ -165,15 +178,15 @@ def check_job_variables(variables: dict[str, JobVariable]) -> dict[str, JobVaria
     """Return the job variables of a submitted run unchanged if none of them is a credential or has one in its value.
 
     Raises:
-        ValueError: One is or has; the message names the variable and does not repeat its value.
+        ShownCredential: One is or has; the message names the variable and does not repeat its value.
     """
     for name, value in variables.items():
         for inner, text in (value if isinstance(value, dict) else {"": value}).items():
             shown = f"{name}.{inner}" if inner else name
             if is_secret(name) or is_secret(inner) or without_credentials(str(text)) != str(text):
-                raise ValueError(
-                    f"{shown} is or has a credential, which the form and logs would show: give it in the "
-                    "environment of the worker, or in the base job template of the pool"
+                raise ShownCredential(
+                    f"{shown} is or has a credential, which the form and logs would show",
+                    "give it in the environment of the worker, or in the base job template of the pool",
                 )
     return variables
 

@@ -1,7 +1,7 @@
 """Errors for users, whose one-line messages state what was wrong and how to continue."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -23,15 +23,24 @@ class UserError(Exception):
     Attributes:
         setting: The setting that the error is about, with its group, such as `train.max_epochs`; may be empty.
         way_out: Advice how to continue, which ends the message after a colon; may be empty.
+        problems: The errors that the message joins if it reports several settings, else empty.
         was_retried: Whether the run that raised it has used its own retries; its submitter does not repeat them.
     """
 
+    problems: Sequence["UserError"] = ()
     was_retried: bool = False
 
     def __init__(self, message: object = "", *, setting: str = "", way_out: str = "") -> None:
         super().__init__(loggable(f"{message}: {way_out}" if way_out else message))
         self.setting = setting
         self.way_out = loggable(way_out)
+
+    @classmethod
+    def complete(cls, message: object, *, setting: str, way_out: str) -> Self:
+        """Return an error whose message ends with its way out already."""
+        error = cls(message, setting=setting)
+        error.way_out = way_out
+        return error
 
 
 class NotRetried(UserError):
@@ -61,9 +70,8 @@ class Diverged(WrongInput):
         """Return the same error with the names of its batch's images in the message, if it has a batch."""
         if not self.rows:
             return self
-        named = Diverged(f"{self}; its images: {name(self.rows)}", setting=self.setting)
-        named.way_out = self.way_out
-        return named
+        message = f"{self}; its images: {name(self.rows)}"
+        return Diverged.complete(message, setting=self.setting, way_out=self.way_out)
 
 
 class SubmittedRunCancelled(WrongInput):
@@ -181,11 +189,6 @@ USER_ERRORS: dict[str, type[UserError]] = {
 }
 """Errors that a rank or a submitted run may end with, by name; subclasses come before their base class."""
 
-_NAMED_ERROR = re.compile(rf"(?!(?:Flow|Task) run encountered an exception)(.*) \(({'|'.join(USER_ERRORS)})\)")
-"""Message of a state as `tasks.orchestration.failure.state_message` writes it: the error's message, then its name.
-
-It has one line. Several lines, or a message by Prefect, may end alike with a text that another error quotes."""
-
 
 def is_retried(error: BaseException) -> bool:
     """Return whether the stage that raised an error is retried: the only place that decides it.
@@ -196,15 +199,16 @@ def is_retried(error: BaseException) -> bool:
     return not (isinstance(error, NotRetried) or getattr(error, "was_retried", False))
 
 
-def parse_user_error(message: str) -> UserError | None:
-    """Return the user error that a submitted run ended with, or None if the message of its state names none."""
-    found = _NAMED_ERROR.fullmatch(message)
-    return None if found is None else USER_ERRORS[found[2]](found[1])
+def error_record(error: UserError) -> dict[str, str]:
+    """Return an error as JSON values, from which another process restores it."""
+    kind = next(name for name, kind in USER_ERRORS.items() if isinstance(error, kind))
+    return {"kind": kind, "message": str(error), "setting": error.setting, "way_out": error.way_out}
 
 
-def user_error_name(error: UserError) -> str:
-    """Return the name of the first entry of `USER_ERRORS` that the error is an instance of."""
-    return next(name for name, kind in USER_ERRORS.items() if isinstance(error, kind))
+def restored_error(record: Mapping[str, str]) -> UserError:
+    """Return the error of a record of `error_record`; its class is the first of USER_ERRORS that it belongs to."""
+    kind = USER_ERRORS[record["kind"]]
+    return kind.complete(record["message"], setting=record["setting"], way_out=record["way_out"])
 
 
 def join_names(shown: Sequence[str], total: int) -> str:
@@ -241,37 +245,55 @@ def _value(given: object) -> str:
     return kinds.get(type(given), f"a value of type {type(given).__name__}")
 
 
-def _sentence(item: ErrorDetails, field: str) -> str:
-    """Return one entry of pydantic's report as a sentence."""
+def _problem(item: ErrorDetails, place: Sequence[str]) -> WrongInput:
+    """Return one entry of pydantic's report, about the setting at `place`, as an error."""
+    field = ".".join(place) or "the configuration"
+    setting = field.removeprefix("config.") if place else ""  # `config` is the parameter of every flow
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        return f"{field} is not a setting: remove it or check its spelling"
+        return WrongInput(f"{field} is not a setting", setting=setting, way_out="remove it or check its spelling")
     if item["type"] == "missing":
-        return f"{field} is missing: give it a value"
+        return WrongInput(f"{field} is missing", setting=setting, way_out="give it a value")
     if item["type"] == "value_error":
-        return f"{field}: {message}" if item["loc"] else message
+        error = item["ctx"]["error"]  # of a validator; one across settings names the first of them
+        named = ".".join(filter(None, ("" if setting == "config" else setting, getattr(error, "setting", ""))))
+        text = f"{field}: {message}" if place else message
+        return WrongInput.complete(text, setting=named, way_out=getattr(error, "way_out", ""))
     lowered = f"{message[:1].lower()}{message[1:]}"
-    if "conf" in item["loc"]:
-        return f"{field}: {lowered}"  # the value of a Spark setting may be a credential
-    return f"{field} is {_value(item['input'])}: {lowered}"
+    if "conf" in place:  # the value of a Spark setting may be a credential
+        return WrongInput(field, setting=setting, way_out=lowered)
+    return WrongInput(f"{field} is {_value(item['input'])}", setting=setting, way_out=lowered)
 
 
-def explain(error: ValidationError) -> str:
-    """Return pydantic's report as one line for users: field, value, and what it must be.
+def invalid_settings(error: ValidationError) -> WrongInput:
+    """Return pydantic's report as an error for users: its message has field, value, and what it must be, in one line.
 
     Credentials are omitted, and control characters are escaped.
     """
-    lines: list[str] = []
-    line_of_field: dict[str, int] = {}
-    for item in error.errors(include_url=False, include_context=False):
+    problems: list[WrongInput] = []
+    of_field: dict[str, int] = {}
+    for item in error.errors(include_url=False):
         parts = [str(part) for part in item["loc"]]
         # For a setting with alternatives, pydantic reports an error per alternative: they share one line.
         alternative = bool(parts) and parts[-1].startswith(ALTERNATIVES)
-        field = ".".join(parts[:-1] if alternative else parts) or "the configuration"
-        if alternative and field in line_of_field:
-            message = item["msg"]
-            lines[line_of_field[field]] += f", or {message[:1].lower()}{message[1:]}"
+        place = parts[:-1] if alternative else parts
+        field = ".".join(place)
+        if alternative and field in of_field:
+            before, message = problems[of_field[field]], item["msg"]
+            other = f", or {message[:1].lower()}{message[1:]}"
+            problems[of_field[field]] = WrongInput.complete(
+                f"{before}{other}", setting=before.setting, way_out=f"{before.way_out}{other}"
+            )
             continue
-        line_of_field[field] = len(lines)
-        lines.append(_sentence(item, field))
-    return loggable("; ".join(lines))
+        of_field[field] = len(problems)
+        problems.append(_problem(item, place))
+    if len(problems) == 1:
+        return problems[0]
+    joined = WrongInput("; ".join(map(str, problems)))
+    joined.problems = problems
+    return joined
+
+
+def explain(error: ValidationError) -> str:
+    """Return the message of `invalid_settings`."""
+    return str(invalid_settings(error))

@@ -21,7 +21,7 @@ from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, Text
 from tasks.credentials import check_url
 from tasks.environment import runs_under_spark_submit
-from tasks.errors import loggable
+from tasks.errors import WrongInput, loggable
 
 MOVED_TO_TRAIN = {"scale_learning_rate", "warmup_epochs"}
 """Former settings of this group; those of `train` with the same names apply to any number of ranks."""
@@ -58,19 +58,28 @@ def check_hosts(hosts: str) -> str:
     """Return a valid list of hosts unchanged.
 
     Raises:
-        ValueError: It is not a list of names and numbers, or names a host twice.
+        WrongInput: It is not a list of names and numbers, or names a host twice.
     """
     check_url(hosts)
     if not re.fullmatch(_HOSTS, hosts):
-        raise ValueError(
-            f"it is '{loggable(hosts)}', which is not a list of hosts: write names and numbers of ranks, as "
-            "node1:4,node2:4, with user, port and key of a host in ssh's configuration"
+        raise WrongInput(
+            f"it is '{loggable(hosts)}', which is not a list of hosts",
+            way_out=(
+                "write names and numbers of ranks, as node1:4,node2:4, with user, port and key of a host in "
+                "ssh's configuration"
+            ),
         )
     names = [name for name, _ in parse_hosts(hosts)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"it is '{hosts}', which names '{twice[0]}' twice: give each host once, with all of its ranks")
+        raise WrongInput(
+            f"it is '{hosts}', which names '{twice[0]}' twice",
+            way_out="give each host once, with all of its ranks",
+        )
     if too_many := [slots for _, slots in parse_hosts(hosts) if slots > MAX_SLOTS]:
-        raise ValueError(f"it is '{hosts}', with {too_many[0]} ranks on a host: give at most {MAX_SLOTS}")
+        raise WrongInput(
+            f"it is '{hosts}', with {too_many[0]} ranks on a host",
+            way_out=f"give at most {MAX_SLOTS}",
+        )
     return hosts
 
 
@@ -167,19 +176,23 @@ class DistributedConfig(FrozenConfig):
     @model_validator(mode="after")
     def _check_min_ranks(self) -> Self:
         if self.min_ranks is not None and not self.max_restarts:
-            raise ValueError(
-                f"min_ranks is {self.min_ranks}, but max_restarts is 0, so ranks never start again: set max_restarts, "
-                "or leave min_ranks out"
+            raise WrongInput(
+                f"min_ranks is {self.min_ranks}, but max_restarts is 0, so ranks never start again",
+                setting="min_ranks",
+                way_out="set max_restarts, or leave min_ranks out",
             )
         if self.min_ranks is not None and self.min_ranks > self.num_ranks:
-            raise ValueError(
-                f"min_ranks is {self.min_ranks} and num_ranks {self.num_ranks}: give at most as many, or leave "
-                "min_ranks out"
+            raise WrongInput(
+                f"min_ranks is {self.min_ranks} and num_ranks {self.num_ranks}",
+                setting="min_ranks",
+                way_out="give at most as many, or leave min_ranks out",
             )
         if self.sync_batch_norm and self.min_ranks not in (None, self.num_ranks):
-            raise ValueError(
+            raise WrongInput(
                 f"min_ranks is {self.min_ranks} with sync_batch_norm, but batch norm of fewer than {self.num_ranks} "
-                "ranks sees fewer images at once: leave min_ranks out, or set sync_batch_norm to false"
+                "ranks sees fewer images at once",
+                setting="min_ranks",
+                way_out="leave min_ranks out, or set sync_batch_norm to false",
             )
         return self
 
@@ -189,48 +202,57 @@ class DistributedConfig(FrozenConfig):
         moved = sorted(MOVED_TO_TRAIN & values.keys()) if isinstance(values, Mapping) else []
         if moved:
             names = " and ".join(f"train.{name}" for name in moved)
-            raise ValueError(
-                f"{' and '.join(moved)} of distributed moved to {names}, which apply to any number of ranks: give them "
-                "there, or leave them out"
+            raise WrongInput(
+                f"{' and '.join(moved)} of distributed moved to {names}, which apply to any number of ranks",
+                way_out="give them there, or leave them out",
             )
         return values
 
     @model_validator(mode="after")
     def _check_compression(self) -> Self:
         if self.gradient_compression == "bf16" and self.backend == "horovod":
-            raise ValueError(
-                "gradient_compression is 'bf16' with the backend 'horovod', which cannot send bfloat16: set backend to "
-                "torch, or gradient_compression to fp16 or none"
+            raise WrongInput(
+                "gradient_compression is 'bf16' with the backend 'horovod', which cannot send bfloat16",
+                setting="gradient_compression",
+                way_out="set backend to torch, or gradient_compression to fp16 or none",
             )
         return self
 
     @model_validator(mode="after")
     def _check_hosts(self) -> Self:
         if self.launcher == "local" and not self.shared_home:
-            raise ValueError(
-                "shared_home is false, but launcher is 'local', whose ranks are on one machine: set launcher to hosts "
-                "or spark, or leave shared_home out"
+            raise WrongInput(
+                "shared_home is false, but launcher is 'local', whose ranks are on one machine",
+                setting="shared_home",
+                way_out="set launcher to hosts or spark, or leave shared_home out",
             )
         if self.launcher != "hosts":
             for name in ("hosts", "host_python", "host_folder", "ssh_config"):
                 if value := getattr(self, name):
-                    raise ValueError(
-                        f"{name} is '{value}', but launcher is '{self.launcher}': set launcher to hosts, or leave "
-                        f"{name} out"
+                    raise WrongInput(
+                        f"{name} is '{value}', but launcher is '{self.launcher}'",
+                        setting=name,
+                        way_out=f"set launcher to hosts, or leave {name} out",
                     )
             if self.interface and self.launcher == "local":
-                raise ValueError(
-                    f"interface is '{self.interface}', but launcher is 'local', whose ranks use the loopback one: set "
-                    "launcher to hosts or spark, or leave interface out"
+                raise WrongInput(
+                    f"interface is '{self.interface}', but launcher is 'local', whose ranks use the loopback one",
+                    setting="interface",
+                    way_out="set launcher to hosts or spark, or leave interface out",
                 )
             return self
         slots = sum(slots for _, slots in parse_hosts(self.hosts))
         if not slots:
-            raise ValueError("launcher is 'hosts', but hosts is empty: name them, such as node1:4,node2:4")
+            raise WrongInput(
+                "launcher is 'hosts', but hosts is empty",
+                setting="launcher",
+                way_out="name them, such as node1:4,node2:4",
+            )
         if self.num_ranks > slots:
-            raise ValueError(
-                f"num_ranks is {self.num_ranks}, but hosts '{self.hosts}' has places for {slots} ranks: give at most "
-                f"{slots}, or more hosts"
+            raise WrongInput(
+                f"num_ranks is {self.num_ranks}, but hosts '{self.hosts}' has places for {slots} ranks",
+                setting="num_ranks",
+                way_out=f"give at most {slots}, or more hosts",
             )
         return self
 
@@ -247,17 +269,20 @@ def check_options(train: TrainConfig, distributed: DistributedConfig, spark: Spa
     """Check the settings of ranks against those of training and of Spark.
 
     Raises:
-        ValueError: They exclude each other, or the Spark master of the launcher spark is this machine.
+        WrongInput: They exclude each other, or the Spark master of the launcher spark is this machine.
     """
     if train.compile and distributed.sync_batch_norm:
-        raise ValueError(
+        raise WrongInput(
             "train.compile and distributed.sync_batch_norm are true, but a compiled network cannot exchange the "
-            "statistics of its layers: set one of them to false"
+            "statistics of its layers",
+            setting="train.compile",
+            way_out="set one of them to false",
         )
     if distributed.launcher == "spark" and spark.master.startswith("local") and not runs_under_spark_submit():
-        raise ValueError(
-            f"distributed.launcher is 'spark', but spark.master is '{spark.master}', which is this machine: name the "
-            "master of a cluster, or set distributed.launcher to local"
+        raise WrongInput(
+            f"distributed.launcher is 'spark', but spark.master is '{spark.master}', which is this machine",
+            setting="distributed.launcher",
+            way_out="name the master of a cluster, or set distributed.launcher to local",
         )
 
 

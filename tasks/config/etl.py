@@ -9,7 +9,7 @@ from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import DeletedFraction, StageTimeout, check_remote_file, is_url
 from tasks.credentials import Url
-from tasks.errors import MAX_SHOWN, loggable
+from tasks.errors import MAX_SHOWN, WrongInput, loggable
 
 BUILTIN_DIGITS = "builtin:digits"
 """Source name of the 1,797 handwritten digits that come with scikit-learn, written out as PNG files."""
@@ -40,11 +40,16 @@ class LabelConfig(FrozenConfig):
         for name in ("pattern", "file"):
             value = getattr(self, name)
             if self.by == name and not value:
-                raise ValueError(f"by is '{name}', but {name} is empty: set {name}, or leave out by")
+                raise WrongInput(
+                    f"by is '{name}', but {name} is empty",
+                    setting="by",
+                    way_out=f"set {name}, or leave out by",
+                )
             if value and self.by != name:
-                raise ValueError(
-                    f"{name} is '{_truncated(value)}', but by is '{self.by}', which does not use it: set by to "
-                    f"'{name}', or leave out {name}"
+                raise WrongInput(
+                    f"{name} is '{_truncated(value)}', but by is '{self.by}', which does not use it",
+                    setting=name,
+                    way_out=f"set by to '{name}', or leave out {name}",
                 )
         return self
 
@@ -55,21 +60,24 @@ class LabelConfig(FrozenConfig):
         pattern = _truncated(self.pattern)
         try:
             compiled = compile_pattern(self.pattern)
-        except ValueError as error:
-            raise ValueError(f"pattern is '{pattern}', which {error}") from None
+        except WrongInput as error:
+            text = f"pattern is '{pattern}', which {error}"
+            raise WrongInput.complete(text, setting="pattern", way_out=error.way_out) from None
         if compiled.groups != 1 and "label" not in compiled.groupindex:
-            raise ValueError(
-                f"pattern is '{pattern}', which has {compiled.groups} groups: put exactly one pair of parentheses "
-                "around the label, or name its group: (?P<label>...)"
+            raise WrongInput(
+                f"pattern is '{pattern}', which has {compiled.groups} groups",
+                setting="pattern",
+                way_out="put exactly one pair of parentheses around the label, or name its group: (?P<label>...)",
             )
         return self
 
     @model_validator(mode="after")
     def _check_file_format(self) -> Self:
         if self.file and not self.file.lower().endswith((".csv", ".parquet")):
-            raise ValueError(
-                f"file is '{_truncated(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet: "
-                "give one of these"
+            raise WrongInput(
+                f"file is '{_truncated(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet",
+                setting="file",
+                way_out="give one of these",
             )
         if self.file and is_url(self.file):
             check_remote_file(self.file)
@@ -162,18 +170,20 @@ class EtlConfig(FrozenConfig):
     @model_validator(mode="after")
     def _check_fractions(self) -> Self:
         if self.val_fraction + self.test_fraction >= 1.0:
-            raise ValueError(
-                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on: "
-                "make their sum less than 1"
+            raise WrongInput(
+                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on",
+                setting="val_fraction",
+                way_out="make their sum less than 1",
             )
         return self
 
     @model_validator(mode="after")
     def _check_split_source(self) -> Self:
         if self.split_by == "file" and self.labels.by != "file":
-            raise ValueError(
-                f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split: "
-                "set labels.by to 'file' and labels.file, or split_by to 'stratified' or 'folder'"
+            raise WrongInput(
+                f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split",
+                setting="split_by",
+                way_out="set labels.by to 'file' and labels.file, or split_by to 'stratified' or 'folder'",
             )
         return self
 

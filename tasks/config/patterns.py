@@ -11,6 +11,8 @@ from functools import cache
 
 import re2
 
+from tasks.errors import WrongInput
+
 MAX_CHARACTERS = 1000
 """Maximum length of an expression; a path has at most 4,096 characters."""
 
@@ -85,16 +87,19 @@ def _translate(pattern: str) -> str:
     return "".join(translated)
 
 
-def _diagnosis(pattern: str, message: str) -> str:
+def _diagnosis(pattern: str, message: str) -> WrongInput:
     if re.search(r"\(\?(=|!|<=|<!)", pattern):
-        return "has lookaround, which is not supported: match the text around the label without it"
+        return WrongInput(
+            "has lookaround, which is not supported", way_out="match the text around the label without it"
+        )
     if re.search(r"\\[1-9]|\(\?P=|\(\?\(", pattern):
-        return "has a backreference, which is not supported: match the text without it"
+        return WrongInput("has a backreference, which is not supported", way_out="match the text without it")
     if re.search(r"\(\?>|[*+?}]\+", pattern):
-        return "has a possessive or atomic group, which is not supported: leave it out, since RE2 never backtracks"
+        advice = "leave it out, since RE2 never backtracks"
+        return WrongInput("has a possessive or atomic group, which is not supported", way_out=advice)
     if "too large" in message or "repetition size" in message:
-        return "has repeats that are too large or go from high to low: repeat less"
-    return f"is not a regular expression ({message}): correct it"
+        return WrongInput("has repeats that are too large or go from high to low", way_out="repeat less")
+    return WrongInput(f"is not a regular expression ({message})", way_out="correct it")
 
 
 @cache
@@ -102,10 +107,10 @@ def compile_pattern(pattern: str) -> re2._Regexp:
     """Compile a regular expression in Python's syntax, for searching in UTF-8 text.
 
     Raises:
-        ValueError: It is too long or too large, is not a regular expression, or requires backtracking.
+        WrongInput: It is too long or too large, is not a regular expression, or requires backtracking.
     """
     if len(pattern) > MAX_CHARACTERS:
-        raise ValueError(f"has {len(pattern):,} characters: write at most {MAX_CHARACTERS:,}")
+        raise WrongInput(f"has {len(pattern):,} characters", way_out=f"write at most {MAX_CHARACTERS:,}")
     options = re2.Options()
     options.max_mem = MAX_BYTES
     options.log_errors = False
@@ -114,11 +119,11 @@ def compile_pattern(pattern: str) -> re2._Regexp:
     except re2.error as error:
         message = error.args[0] if error.args else b""
         message = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-        raise ValueError(_diagnosis(pattern, message)) from None
+        raise _diagnosis(pattern, message) from None
     except ValueError as error:
-        raise ValueError(f"has {error}: repeat less") from None
+        raise WrongInput(f"has {error}", way_out="repeat less") from None
     if compiled.groups > MAX_GROUPS:
-        raise ValueError(f"has {compiled.groups:,} groups: use at most {MAX_GROUPS}")
+        raise WrongInput(f"has {compiled.groups:,} groups", way_out=f"use at most {MAX_GROUPS}")
     return compiled
 
 

@@ -12,6 +12,7 @@ from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.submitted import SingleConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig
+from tasks.errors import WrongInput
 
 
 class PipelineConfig(SparkRun):
@@ -57,13 +58,16 @@ class PipelineConfig(SparkRun):
     @model_validator(mode="after")
     def _check_prediction(self) -> Self:
         if self.predict.alias != "champion":
-            raise ValueError(
-                f"predict.alias is '{self.predict.alias}', but the DAG predicts with the champion it promotes: "
-                "leave it out, or run the flow predict-batch alone"
+            raise WrongInput(
+                f"predict.alias is '{self.predict.alias}', but the DAG predicts with the champion it promotes",
+                setting="predict.alias",
+                way_out="leave it out, or run the flow predict-batch alone",
             )
         if self.predict.table_version is not None and not self.predict.table:
-            raise ValueError(
+            raise WrongInput(
                 f"predict.table_version is {self.predict.table_version}, but the DAG predicts the version of `images` "
-                "that it ingests: leave it out, or name the table in predict.table"
+                "that it ingests",
+                setting="predict.table_version",
+                way_out="leave it out, or name the table in predict.table",
             )
         return self

@@ -9,7 +9,7 @@ from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import DeletedFraction, RunId, StageTimeout, TableVersion
 from tasks.credentials import Url
-from tasks.errors import loggable
+from tasks.errors import WrongInput, loggable
 
 
 class PredictConfig(FrozenConfig):
@@ -66,9 +66,11 @@ class PredictConfig(FrozenConfig):
         given = {"table": self.table or None, "table_version": self.table_version}
         for name, value in given.items():
             if self.source and value is not None:
-                raise ValueError(
+                raise WrongInput(
                     f"source is '{loggable(self.source)}' and {name} is '{loggable(value)}', but files and a table are "
-                    f"predicted by different runs: leave out source or {name}"
+                    "predicted by different runs",
+                    setting="source",
+                    way_out=f"leave out source or {name}",
                 )
         return self
 
@@ -113,9 +115,10 @@ class PromoteRun(SparkRun):
     def _check_reason(self) -> Self:
         """Refuse a reason for a run that is yet to be chosen."""
         if self.reason and len(self.run_ids) != 1:
-            raise ValueError(
-                f"reason is given, but run_ids has {len(self.run_ids)} runs: give the one run that it is about, or "
-                "leave reason empty"
+            raise WrongInput(
+                f"reason is given, but run_ids has {len(self.run_ids)} runs",
+                setting="reason",
+                way_out="give the one run that it is about, or leave reason empty",
             )
         return self
 
@@ -175,8 +178,9 @@ class StreamRun(SparkRun):
     @model_validator(mode="after")
     def _check_newest_version(self) -> Self:
         if (version := self.predict.table_version) is not None:
-            raise ValueError(
-                f"predict.table_version is {version}, but a stream reads the changes of a table: leave it out, or run "
-                "the flow predict-batch"
+            raise WrongInput(
+                f"predict.table_version is {version}, but a stream reads the changes of a table",
+                setting="predict.table_version",
+                way_out="leave it out, or run the flow predict-batch",
             )
         return self

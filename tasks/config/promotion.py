@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from tasks.config.frozen import FrozenConfig
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import YEAR_SECONDS, ModelName, StageTimeout
+from tasks.errors import WrongInput
 
 
 class PromoteConfig(FrozenConfig):
@@ -98,11 +99,14 @@ class PromoteConfig(FrozenConfig):
         Its p-value is small for a run that is significantly worse, and 1 for a run that is equal.
         """
         if self.min_accuracy_gain < 0 and self.max_p_value < 1:
-            raise ValueError(
+            raise WrongInput(
                 f"min_accuracy_gain is {self.min_accuracy_gain} and max_p_value is {self.max_p_value}, which together "
-                "promote a run that is significantly worse and refuse an equal one: to accept a run that is worse by "
-                f"less than {-self.min_accuracy_gain}, leave max_p_value at 1; to promote only a run that is "
-                "significantly better, set min_accuracy_gain to 0 or more"
+                "promote a run that is significantly worse and refuse an equal one",
+                setting="min_accuracy_gain",
+                way_out=(
+                    f"to accept a run that is worse by less than {-self.min_accuracy_gain}, leave max_p_value "
+                    "at 1; to promote only a run that is significantly better, set min_accuracy_gain to 0 or more"
+                ),
             )
         return self
 

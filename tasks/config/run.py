@@ -9,6 +9,7 @@ from pydantic_core import CoreSchema
 from tasks.config.form import Schema, form_properties, require_setting
 from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.errors import WrongInput
 
 
 class Run(FrozenConfig):
@@ -33,7 +34,11 @@ class Run(FrozenConfig):
             if given is None or not isinstance(settings, Mapping):
                 continue
             if settings.get(field, given) != given:
-                raise ValueError(f"{name} and {group}.{field} are the same setting and differ: leave one of them out")
+                raise WrongInput(
+                    f"{name} and {group}.{field} are the same setting and differ",
+                    setting=f"{group}.{field}",
+                    way_out="leave one of them out",
+                )
             placed[group] = {**settings, field: given}
         return placed
 

@@ -9,6 +9,7 @@ from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.run import SparkRun
 from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId, VariableName
 from tasks.environment import CALLERS_NAMES
+from tasks.errors import WrongInput
 
 
 class AugmentationConfig(FrozenConfig):
@@ -217,42 +218,51 @@ class TrainConfig(FrozenConfig):
     @classmethod
     def _check_environment(cls, names: list[str]) -> list[str]:
         if theirs := sorted(CALLERS_NAMES & set(names)):
-            raise ValueError(f"{theirs[0]} points at other work with MLflow, and ranks never get it: remove the name")
+            raise WrongInput(
+                f"{theirs[0]} points at other work with MLflow, and ranks never get it",
+                way_out="remove the name",
+            )
         return names
 
     @model_validator(mode="after")
     def _check_frozen_backbone(self) -> Self:
         if self.freeze_backbone and self.weights == "none":
-            raise ValueError(
-                "freeze_backbone is true with weights 'none', which would train a head on random features: "
-                "set freeze_backbone to false, or weights to DEFAULT or a path"
+            raise WrongInput(
+                "freeze_backbone is true with weights 'none', which would train a head on random features",
+                setting="freeze_backbone",
+                way_out="set freeze_backbone to false, or weights to DEFAULT or a path",
             )
         return self
 
     @model_validator(mode="after")
     def _check_fine_tune(self) -> Self:
         if self.fine_tune and not self.freeze_backbone:
-            raise ValueError(
+            raise WrongInput(
                 f"fine_tune has {len(self.fine_tune)} phases, but freeze_backbone is false and every layer is trained "
-                "from the start: leave fine_tune out, or set freeze_backbone to true"
+                "from the start",
+                setting="fine_tune",
+                way_out="leave fine_tune out, or set freeze_backbone to true",
             )
         return self
 
     @model_validator(mode="after")
     def _check_plateau(self) -> Self:
         if self.schedule == "plateau" and self.plateau_epochs >= self.patience:
-            raise ValueError(
+            raise WrongInput(
                 f"plateau_epochs is {self.plateau_epochs} and patience {self.patience}, so training stops before the "
-                "learning rate is reduced: make patience larger than plateau_epochs"
+                "learning rate is reduced",
+                setting="plateau_epochs",
+                way_out="make patience larger than plateau_epochs",
             )
         return self
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:
         if self.schedule == "one_cycle" and self.warmup_epochs:
-            raise ValueError(
-                f"schedule is 'one_cycle', which has a warm-up of its own, and warmup_epochs is "
-                f"{self.warmup_epochs:g}: leave warmup_epochs out, or choose another schedule"
+            raise WrongInput(
+                f"schedule is 'one_cycle', which has a warm-up of its own, and warmup_epochs is {self.warmup_epochs:g}",
+                setting="schedule",
+                way_out="leave warmup_epochs out, or choose another schedule",
             )
         return self
 

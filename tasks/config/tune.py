@@ -19,7 +19,7 @@ from tasks.config.submitted import (
 )
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, RunId
-from tasks.errors import explain
+from tasks.errors import WrongInput, explain
 
 NOT_SEARCHED = {
     "monitor": "trials are compared by it",
@@ -57,9 +57,17 @@ class Range(FrozenConfig):
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
         if self.low >= self.high:
-            raise ValueError(f"low is {self.low} and high is {self.high}: make low the smaller one")
+            raise WrongInput(
+                f"low is {self.low} and high is {self.high}",
+                setting="low",
+                way_out="make low the smaller one",
+            )
         if self.log and self.low <= 0:
-            raise ValueError(f"low is {self.low}, which has no logarithm: make low greater than 0, or set log to false")
+            raise WrongInput(
+                f"low is {self.low}, which has no logarithm",
+                setting="low",
+                way_out="make low greater than 0, or set log to false",
+            )
         return self
 
 
@@ -73,7 +81,11 @@ class Choices(FrozenConfig):
     @model_validator(mode="after")
     def _check_duplicates(self) -> Self:
         if len(set(self.choices)) < len(self.choices):
-            raise ValueError(f"choices are {self.choices}, where a value occurs twice: leave one of the two out")
+            raise WrongInput(
+                f"choices are {self.choices}, where a value occurs twice",
+                setting="choices",
+                way_out="leave one of the two out",
+            )
         return self
 
 
@@ -191,21 +203,31 @@ def corners(search: Mapping[str, Space]) -> Iterator[dict[str, Any]]:
 
 def _check_setting(name: str, space: Space) -> None:
     if name not in TrainConfig.model_fields:
-        raise ValueError(f"tune.search has '{name}', which is not a setting of train: check its spelling, or remove it")
+        raise WrongInput(
+            f"tune.search has '{name}', which is not a setting of train",
+            setting="tune.search",
+            way_out="check its spelling, or remove it",
+        )
     if name in NOT_SEARCHED:
-        raise ValueError(f"tune.search has '{name}', which is not searched, since {NOT_SEARCHED[name]}: remove it")
+        raise WrongInput(
+            f"tune.search has '{name}', which is not searched, since {NOT_SEARCHED[name]}",
+            setting="tune.search",
+            way_out="remove it",
+        )
     if isinstance(space, Choices):
         return
     number = number_type(name)
     if number is None:
-        raise ValueError(
-            f"tune.search.{name} has low {space.low} and high {space.high}, but train.{name} does not take numbers: "
-            "give choices"
+        raise WrongInput(
+            f"tune.search.{name} has low {space.low} and high {space.high}, but train.{name} does not take numbers",
+            setting=f"tune.search.{name}",
+            way_out="give choices",
         )
     if number is int and not (space.low.is_integer() and space.high.is_integer()):
-        raise ValueError(
-            f"tune.search.{name} has low {space.low} and high {space.high}, but train.{name} takes integers: "
-            "give integers"
+        raise WrongInput(
+            f"tune.search.{name} has low {space.low} and high {space.high}, but train.{name} takes integers",
+            setting=f"tune.search.{name}",
+            way_out="give integers",
         )
 
 
@@ -229,8 +251,10 @@ class TuneRun(TrainRun):
             try:
                 with_values(self.train, values)
             except ValidationError as error:
-                raise ValueError(
-                    f"tune.search can draw {values}, which train refuses ({explain(error)}): remove it from the search"
+                raise WrongInput(
+                    f"tune.search can draw {values}, which train refuses ({explain(error)})",
+                    setting="tune.search",
+                    way_out="remove it from the search",
                 ) from None
         return self
 
@@ -238,18 +262,24 @@ class TuneRun(TrainRun):
     def _check_epochs(self) -> Self:
         bound, epochs = self.tune.max_epochs, self.tune.trial_epochs(self.train)
         if bound is not None and self.train.fine_tune:
-            raise ValueError(
+            raise WrongInput(
                 f"tune.max_epochs is {bound}, and train.fine_tune has {len(self.train.fine_tune)} phases, which a "
-                "shorter trial cannot assess: leave one of the two out"
+                "shorter trial cannot assess",
+                setting="tune.max_epochs",
+                way_out="leave one of the two out",
             )
         if bound is not None and bound > self.train.max_epochs:
-            raise ValueError(
+            raise WrongInput(
                 f"tune.max_epochs is {bound}, more than train.max_epochs {self.train.max_epochs}, the limit of the "
-                "final training run: lower the one or raise the other"
+                "final training run",
+                setting="tune.max_epochs",
+                way_out="lower the one or raise the other",
             )
         if self.tune.min_epochs > epochs:
-            raise ValueError(
-                f"tune.min_epochs is {self.tune.min_epochs}, but a trial has at most {epochs} epochs: lower it"
+            raise WrongInput(
+                f"tune.min_epochs is {self.tune.min_epochs}, but a trial has at most {epochs} epochs",
+                setting="tune.min_epochs",
+                way_out="lower it",
             )
         return self
 
@@ -267,7 +297,9 @@ class TrialRun(TrainRun):
     @model_validator(mode="after")
     def _check_study_and_number(self) -> Self:
         if (self.study is None) != (self.number is None):
-            raise ValueError(
-                f"study is {self.study!r} and number is {self.number!r}: give both for a trial, neither otherwise"
+            raise WrongInput(
+                f"study is {self.study!r} and number is {self.number!r}",
+                setting="study",
+                way_out="give both for a trial, neither otherwise",
             )
         return self

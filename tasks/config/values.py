@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tasks.credentials import check_url
-from tasks.errors import loggable
+from tasks.errors import WrongInput, loggable
 
 MAX_CHARACTERS = 4096
 """Maximum length of a string, that of a path on Linux."""
@@ -47,10 +47,13 @@ def check_text(text: str) -> str:
     """Return a string unchanged if it is short enough and has neither control characters nor credentials.
 
     Raises:
-        ValueError: It is too long, or has a control character or credentials in it.
+        WrongInput: It is too long, or has a control character or credentials in it.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"it has {len(text):,} characters: give at most {MAX_CHARACTERS:,}")
+        raise WrongInput(
+            f"it has {len(text):,} characters",
+            way_out=f"give at most {MAX_CHARACTERS:,}",
+        )
     check_url(text)
     return check_no_control(text)
 
@@ -59,11 +62,12 @@ def check_no_control(text: str) -> str:
     """Return a string unchanged if it has no control characters.
 
     Raises:
-        ValueError: It has one, which is not allowed in a path (NUL) or would start a new line (a line break).
+        WrongInput: It has one, which is not allowed in a path (NUL) or would start a new line (a line break).
     """
     if found := _CONTROL.search(text):
-        raise ValueError(
-            f"it is '{loggable(text)}', which has the control character {found[0]!r} in it: leave that out"
+        raise WrongInput(
+            f"it is '{loggable(text)}', which has the control character {found[0]!r} in it",
+            way_out="leave that out",
         )
     return text
 
@@ -72,18 +76,21 @@ def check_master(master: str) -> str:
     """Return a valid Spark master unchanged.
 
     Raises:
-        ValueError: It is not a URL of a Spark master.
+        WrongInput: It is not a URL of a Spark master.
     """
     check_url(master)
     local = re.fullmatch(_LOCAL_MASTER, master)
     if local is None and not re.fullmatch(_CLUSTER_MASTER, master):
-        raise ValueError(
-            f"it is '{loggable(master)}', which is not a Spark master: give local[*], local[4], spark://host:7077, "
-            "yarn or k8s://https://host:443"
+        raise WrongInput(
+            f"it is '{loggable(master)}', which is not a Spark master",
+            way_out="give local[*], local[4], spark://host:7077, yarn or k8s://https://host:443",
         )
     cores = local[2] if local else None
     if cores not in {None, "*"} and not 1 <= int(cores) <= MAX_THREADS:
-        raise ValueError(f"it is '{master}', which has {cores} threads: give 1 to {MAX_THREADS}, or *")
+        raise WrongInput(
+            f"it is '{master}', which has {cores} threads",
+            way_out=f"give 1 to {MAX_THREADS}, or *",
+        )
     return master
 
 
@@ -96,14 +103,18 @@ def check_memory(memory: str) -> str:
     """Return a valid size of a Java heap unchanged.
 
     Raises:
-        ValueError: It is not in Java's notation, or Spark cannot run with it.
+        WrongInput: It is not in Java's notation, or Spark cannot run with it.
     """
     if not re.fullmatch(r"[0-9]{1,15}[kmgt]", memory):
-        raise ValueError(
-            f"it is '{loggable(memory)}', which is not a size of memory: write a number with k, m, g or t, as 3g"
+        raise WrongInput(
+            f"it is '{loggable(memory)}', which is not a size of memory",
+            way_out="write a number with k, m, g or t, as 3g",
         )
     if not MIN_HEAP_BYTES <= memory_bytes(memory) <= MAX_HEAP_BYTES:
-        raise ValueError(f"it is '{memory}', with which Spark cannot run: give 512m to 16t")
+        raise WrongInput(
+            f"it is '{memory}', with which Spark cannot run",
+            way_out="give 512m to 16t",
+        )
     return memory
 
 
@@ -116,19 +127,19 @@ def check_remote_file(url: str) -> str:
     """Return the URL of one remote file unchanged.
 
     Raises:
-        ValueError: Its scheme is not in FILE_SCHEMES, or it is a chained URL of fsspec.
+        WrongInput: Its scheme is not in FILE_SCHEMES, or it is a chained URL of fsspec.
     """
     scheme, _, rest = url.partition("://")
     # A bracketed IPv6 address has colons, too.
     if "::" in scheme or "::" in (rest.partition("]")[2] if rest.startswith("[") else rest) or not rest:
-        raise ValueError(
-            f"it is '{loggable(url)}', a chain of several URLs: copy the file itself to a folder, and give its "
-            "path or URL"
+        raise WrongInput(
+            f"it is '{loggable(url)}', a chain of several URLs",
+            way_out="copy the file itself to a folder, and give its path or URL",
         )
     if scheme.lower() not in FILE_SCHEMES:
-        raise ValueError(
-            f"it is '{loggable(url)}', whose scheme '{loggable(scheme)}' is not one of {', '.join(FILE_SCHEMES)}: use "
-            "one of them"
+        raise WrongInput(
+            f"it is '{loggable(url)}', whose scheme '{loggable(scheme)}' is not one of {', '.join(FILE_SCHEMES)}",
+            way_out="use one of them",
         )
     return url
 
@@ -137,13 +148,16 @@ def check_model_name(name: str) -> str:
     """Return a valid name of a registered model unchanged.
 
     Raises:
-        ValueError: MLflow's registry refuses it, or cannot search for it: in a search, a quote ends the name.
+        WrongInput: MLflow's registry refuses it, or cannot search for it: in a search, a quote ends the name.
     """
     check_url(name)
     if len(name) > 250 or not re.fullmatch(_MODEL_NAME, name):
-        raise ValueError(
-            f"it is '{loggable(name[:MAX_CHARACTERS])}', which is not a name for a registered model: use at most 250 "
-            "letters, digits, spaces and _ . - ( ), beginning with a letter or digit, not ending with a space or dot"
+        raise WrongInput(
+            f"it is '{loggable(name[:MAX_CHARACTERS])}', which is not a name for a registered model",
+            way_out=(
+                "use at most 250 letters, digits, spaces and _ . - ( ), beginning with a letter or digit, "
+                "not ending with a space or dot"
+            ),
         )
     return name
 

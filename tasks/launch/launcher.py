@@ -14,7 +14,7 @@ from typing import Any
 import filelock
 
 from tasks.cache.manifest import read_manifest
-from tasks.errors import USER_ERRORS, RankStalled, TimeLimitExceeded, loggable
+from tasks.errors import RankStalled, TimeLimitExceeded, loggable, restored_error
 from tasks.launch.gpus import gpus_of_run
 from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
@@ -300,7 +300,7 @@ def _handle_event(
 ) -> str | None:
     """Handle an event of a rank; return the id of the MLflow run, if it is in the event."""
     if "failed" in event:
-        rank.failure = USER_ERRORS[event["failed"]](event["message"])
+        rank.failure = restored_error(event["failed"])
     if "step" in event:
         publish(StepProgress(**event))
     if on_event is not None and "epoch" in event:

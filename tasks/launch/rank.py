@@ -15,7 +15,7 @@ from typing import Any
 from tasks.collectives import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.environment import rendezvous
-from tasks.errors import UserError, WrongInput, user_error_name
+from tasks.errors import UserError, WrongInput, error_record
 from tasks.launch.protocol import EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
 from tasks.launch.rendezvous import collective_timeout
 from tasks.progress.activity import working
@@ -110,7 +110,7 @@ def main(spec_path: str, emit: Emit) -> int:
                 run_rank(spec, reducer, emit)
             reducer.shut_down()
     except UserError as error:
-        emit({"failed": user_error_name(error), "message": str(error)})
+        emit({"failed": error_record(error)})
         return EXIT_WRONG_INPUT if isinstance(error, WrongInput) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_ENDED

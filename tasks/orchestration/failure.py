@@ -1,18 +1,13 @@
 """Explanation of failed runs: state message, artifact `what-went-wrong`, and logs without noise."""
 
+import json
 import logging
-import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel
-
-from tasks.config.frozen import all_models
-from tasks.config.run import Run
 from tasks.credentials import without_credentials
-from tasks.errors import UserError
+from tasks.errors import UserError, error_record, restored_error
 from tasks.text.markup import markdown_code, markdown_text
 
 ARTIFACT_KEY = "what-went-wrong"
@@ -20,82 +15,32 @@ ARTIFACT_KEY = "what-went-wrong"
 _OWN_CODE = Path(__file__).resolve().parents[2]
 _OWN_PACKAGES = ("flows", "tasks")
 
-_DOTTED = re.compile(r"(?<![\w./'])[a-z]\w*(?:\.\w+)+(?![\w/.]*[/(])(?!\.\w)")
-"""Candidate for a setting in its group, such as distributed.num_ranks; names of files and functions look alike."""
-
-_FIRST = re.compile(r"(?:config\.)?([a-z]\w*(?:\.\w+)*)(?=:| is | has | and | are )")
-"""Candidate for a setting at the start of a sentence, where a name needs no group: source, table_version."""
+ERROR_LABEL = "lakevision.error"
+"""Label of a flow run with the user error that ended it, from which the run that submitted it restores the error."""
 
 
-@cache
-def _settings() -> frozenset[str]:
-    """Return the names of all settings: of flows, of their groups, and on the first screen of their forms."""
-    runs = [model for model in all_models() if issubclass(model, Run)]
-    short = {name for run in runs for name in run.first_screen}
-    return frozenset(short.union(*(_names(run) for run in runs)))
+def error_labels(error: UserError) -> dict[str, bool | int | float | str]:
+    """Return the labels of the flow run that an error ends."""
+    return {ERROR_LABEL: json.dumps(error_record(error))}
 
 
-def _names(model: type[BaseModel], prefix: str = "") -> set[str]:
-    found: set[str] = set()
-    for name, field in model.model_fields.items():
-        found.add(f"{prefix}{name}")
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= _names(field.annotation, f"{prefix}{name}.")
-    return found
+def noted_error(labels: Mapping[str, object], message: str) -> UserError | None:
+    """Return the user error that ended a flow run, or None if the run ended otherwise.
 
-
-def _as_setting(name: str) -> str | None:
-    """Return a setting, or an item of one as train.fine_tune.0, without the prefix `config`; else None."""
-    parts = name.removeprefix("config.").split(".")
-    known = any(".".join(parts[:length]) in _settings() for length in range(min(2, len(parts)), len(parts) + 1))
-    return ".".join(parts) if known else None
+    Args:
+        labels: Labels of the run.
+        message: Message of its state, which begins with the sentence of the error that ended it. The label may have
+            been left by an earlier start of the run.
+    """
+    if ERROR_LABEL not in labels:
+        return None
+    error = restored_error(json.loads(str(labels[ERROR_LABEL])))
+    return error if message.startswith(str(error)) else None
 
 
 def state_message(error: Exception) -> str:
-    """Return the message of a failed run's state: the error's sentence, followed by its type in parentheses.
-
-    By the type, a parent run on another machine restores the error (`tasks.errors.parse_user_error`).
-    """
+    """Return the message of a failed run's state: the error's sentence, followed by its type in parentheses."""
     return f"{without_credentials(str(error))} ({type(error).__name__})"
-
-
-def _unquoted(sentence: str) -> str:
-    """Return a sentence of the same length in which quoted values are blanked out."""
-    # An apostrophe within or after a word begins no quotation.
-    return re.sub(r"(?<!\w)'[^']*'", lambda quoted: "'" * len(quoted[0]), sentence)
-
-
-def _first_setting(sentence: str) -> str | None:
-    """Return the setting that a sentence begins with, or None."""
-    found = _FIRST.match(sentence)
-    setting = _as_setting(found[1]) if found else None
-    if found is None or setting is None:
-        return None
-    # An error between settings of one group names the group first: config.train: freeze_backbone is ...
-    within = _FIRST.match(sentence, found.end() + 2)
-    return f"{setting}.{within[1]}" if within and f"{setting}.{within[1]}" in _settings() else setting
-
-
-def named_setting(sentence: str) -> str | None:
-    """Return the first setting that a sentence names, or None."""
-    unquoted = _unquoted(sentence)
-    if first := _first_setting(unquoted):
-        return first
-    return next(filter(None, map(_as_setting, _DOTTED.findall(unquoted))), None)
-
-
-def single_errors(sentence: str) -> list[str]:
-    """Return the errors that `tasks.errors.explain` joined in a sentence, each of which begins with its setting."""
-    ends = [found.start() for found in re.finditer("; ", _unquoted(sentence))]
-    begins = [0, *(end + 2 for end in ends)]
-    parts = [sentence[begin:end] for begin, end in zip(begins, [*ends, len(sentence)], strict=True)]
-    return parts if all(_first_setting(part) for part in parts) else [sentence]
-
-
-def way_out(sentence: str) -> str | None:
-    """Return the advice in a sentence, which is the text after the last colon outside quotes, or None."""
-    position = _unquoted(sentence).rfind(": ")
-    return sentence[position + 2 :].strip() if position >= 0 else None
 
 
 def raised_at(error: BaseException) -> str | None:
@@ -138,14 +83,13 @@ def without_secrets(error: Exception) -> Exception:
     return clean.with_traceback(error.__traceback__)
 
 
-def _list_of_advice(errors: Sequence[str]) -> list[str]:
+def _list_of_advice(error: UserError) -> list[str]:
     """Return setting and advice as list items: two items for a single error, one item for each of several."""
     found: list[str] = []
-    for error in errors:
-        setting, advice = named_setting(error), way_out(error)
-        entries = [f"Setting: {markdown_code(setting)}"] if setting else []
-        entries += [f"Way out: {markdown_text(advice)}"] if advice else []
-        found += entries if len(errors) == 1 else [". ".join(entries)]
+    for each in error.problems or [error]:
+        entries = [f"Setting: {markdown_code(each.setting)}"] if each.setting else []
+        entries += [f"Way out: {markdown_text(without_credentials(each.way_out))}"] if each.way_out else []
+        found += [". ".join(entries)] if error.problems and entries else entries
     return [f"- {entry}" for entry in found]
 
 
@@ -160,12 +104,7 @@ def failure_markdown(error: Exception, log: str | None, children: Sequence[str] 
     sentence = without_credentials(str(error))
     lines = ["# What went wrong", ""]
     if isinstance(error, UserError):
-        lines += [f"**{markdown_text(sentence)}**", ""]
-        if error.setting or error.way_out:
-            lines += [f"- Setting: {markdown_code(error.setting)}"] if error.setting else []
-            lines += [f"- Way out: {markdown_text(without_credentials(error.way_out))}"] if error.way_out else []
-        else:
-            lines += _list_of_advice(single_errors(sentence))
+        lines += [f"**{markdown_text(sentence)}**", "", *_list_of_advice(error)]
     else:
         lines += [f"**{markdown_text(type(error).__name__)}: {markdown_text(sentence)}**", ""]
         if place := raised_at(error):

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from uuid import UUID
 
 from httpx import HTTPError
 from prefect import Task
@@ -28,7 +29,13 @@ from prefect.utilities.urls import url_for
 from tasks.cancellation.task import cancelled_task_run, causing_signal, is_being_cancelled, note_task_run
 from tasks.credentials import without_credentials
 from tasks.errors import UserError, is_retried
-from tasks.orchestration.failure import ARTIFACT_KEY, failure_markdown, state_message, without_secrets
+from tasks.orchestration.failure import (
+    ARTIFACT_KEY,
+    error_labels,
+    failure_markdown,
+    state_message,
+    without_secrets,
+)
 from tasks.progress.task import progress_artifacts
 from tasks.server_lock.task import server_locks
 from tasks.storage import Storage
@@ -147,10 +154,11 @@ def failed_state(error: Exception) -> State[Any]:
 
 
 def explain_failure(error: Exception) -> None:
-    """Log the message of a user error, and publish the artifact `what-went-wrong` of the current flow run."""
+    """Log a user error and label the current flow run with it, and publish the artifact `what-went-wrong`."""
     log = get_run_logger()
     if isinstance(error, UserError):
         log.error("%s", without_credentials(str(error)))
+        _label_run(error_labels(error))
     page = url_for("flow-run", obj_id=str(flow_run.get_id()))
     try:
         create_markdown_artifact(
@@ -231,16 +239,20 @@ def stage(
     return decorate
 
 
+def _label_run(labels: dict[str, bool | int | float | str]) -> None:
+    """Add labels to the current flow run; a failure is only logged, since the run itself can do without."""
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run_labels(UUID(str(flow_run.get_id())), labels)
+    except (HTTPError, RuntimeError) as error:  # RuntimeError: of a new client that finds no server
+        get_run_logger().warning("the run has no label %s: %s", ", ".join(labels), error)
+
+
 def note_host() -> None:
     """Label the current flow run with this machine's name if a worker runs it, for the next worker here."""
     context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.work_pool_name is None:
-        return
-    try:
-        with get_client(sync_client=True) as client:
-            client.update_flow_run_labels(context.flow_run.id, {HOST_LABEL: socket.gethostname()})
-    except HTTPError as error:
-        get_run_logger().warning("the run has no label %s: %s", HOST_LABEL, error)
+    if context is not None and context.flow_run is not None and context.flow_run.work_pool_name is not None:
+        _label_run({HOST_LABEL: socket.gethostname()})
 
 
 def flow_run_tags() -> dict[str, str]:

@@ -26,12 +26,11 @@ from tasks.errors import (
     SubmittedRunLost,
     UserError,
     WrongInput,
-    parse_user_error,
 )
+from tasks.orchestration.failure import noted_error
 from tasks.pool.settings import PoolSettings
 from tasks.pool.task import blocking_runs, check_deployment, gpus_per_run, live_workers
-from tasks.submission.outage import Outage
-from tasks.submission.wait import RunWait
+from tasks.submission.wait import Outage, RunWait
 from tasks.text.markup import markdown_text
 
 POLL_SECONDS = 2.0
@@ -112,7 +111,7 @@ class SubmittedRun:
         except ObjectNotFound:
             self._final = True
             raise SubmittedRunCancelled(
-                f"the submitted {self._what} '{self.name}' was deleted: run again to train"
+                f"the submitted {self._what} '{self.name}' was deleted", way_out="run again to train"
             ) from None
         except (httpx.TransportError, PrefectHTTPStatusError, RuntimeError) as error:
             if not is_outage(error):
@@ -173,17 +172,19 @@ class SubmittedRun:
         state = run.state
         assert state is not None
         ended = f"the submitted {self._what} '{run.name}' ended as {state.name}: {state.message or 'without a message'}"
-        if error := parse_user_error(state.message or ""):
+        if error := noted_error(run.labels, state.message or ""):
             error.was_retried = True  # by the stages of the submitted run
             raise self._naming_run(error)
         if state.is_cancelled():
             # Prefect's UI cancels submitted runs together with their parent: then this is not a single cancelled run.
             kind = WrongInput if is_being_cancelled() else SubmittedRunCancelled
-            raise kind(f"the submitted {self._what} '{run.name}' was cancelled: run again to train")
+            raise kind(f"the submitted {self._what} '{run.name}' was cancelled", way_out="run again to train")
         if state.is_crashed():
-            raise self._naming_run(SubmittedRunLost(f"{ended}; run again, training resumes from its checkpoint"))
+            advice = "run again, training resumes from its checkpoint"
+            raise self._naming_run(SubmittedRunLost.complete(f"{ended}; {advice}", setting="", way_out=advice))
         if not state.is_completed():
-            raise self._naming_run(SubmittedRunFailed(f"{ended}; see its log"))
+            advice = "see its log"
+            raise self._naming_run(SubmittedRunFailed.complete(f"{ended}; {advice}", setting="", way_out=advice))
 
     def _naming_run(self, error: UserError) -> UserError:
         """Return the error with a note that links to the submitted run, for the artifact of the parent run."""
@@ -285,7 +286,9 @@ def _find_or_create(
             raise
         raise WrongInput(
             f"{group}.job_variables or other settings do not fit {group}.deployment '{settings.deployment}' "
-            f"({error.response.json().get('detail')}): correct them, or the base job template of the pool"
+            f"({error.response.json().get('detail')})",
+            setting=f"{group}.job_variables",
+            way_out="correct them, or the base job template of the pool",
         ) from None
     assert isinstance(run, FlowRun), "called without an event loop, run_deployment returns the run"
     return run

@@ -1,4 +1,4 @@
-"""The bounds of the wait for a submitted run: no worker, no start, no heartbeat, and its own time limit."""
+"""The bounds of the wait for a submitted run: no worker, start, heartbeat or server, and its own time limit."""
 
 import logging
 import time
@@ -82,8 +82,9 @@ class RunWait:
         if waited > settings.submit_timeout_seconds:
             raise WrongInput(
                 f"no worker of the work pool '{settings.work_pool}' took the {self._what} within "
-                f"{self._group}.submit_timeout_seconds {settings.submit_timeout_seconds}: "
-                f"start one with '{worker_command(settings.work_pool)}' and run again"
+                f"{self._group}.submit_timeout_seconds {settings.submit_timeout_seconds}",
+                setting=f"{self._group}.submit_timeout_seconds",
+                way_out=f"start one with '{worker_command(settings.work_pool)}' and run again",
             )
         if waited > REPORT_AFTER_SECONDS and not self._warned_no_worker:
             self._warned_no_worker = True
@@ -122,8 +123,9 @@ class RunWait:
         if self._enter("pending") > self._settings.start_timeout_seconds:
             raise SubmittedRunLost(
                 f"a worker of the work pool '{self._settings.work_pool}' took the {self._what} '{self._name}', which "
-                f"has not begun within {self._group}.start_timeout_seconds {self._settings.start_timeout_seconds}: "
-                "its worker is gone, or has no machine for it; see the log of the worker, and run again"
+                f"has not begun within {self._group}.start_timeout_seconds {self._settings.start_timeout_seconds}",
+                setting=f"{self._group}.start_timeout_seconds",
+                way_out="its worker is gone, or has no machine for it; see the log of the worker, and run again",
             )
 
     def running(self, heartbeat: object) -> None:
@@ -147,8 +149,9 @@ class RunWait:
         if heartbeat is not None and silent > self._settings.heartbeat_timeout_seconds:
             raise SubmittedRunLost(
                 f"the submitted {self._what} '{self._name}' has sent no heartbeat for {silent:.0f} s "
-                f"({self._group}.heartbeat_timeout_seconds is {self._settings.heartbeat_timeout_seconds}): its "
-                "process, worker or machine is gone; run again, training resumes from its checkpoint"
+                f"({self._group}.heartbeat_timeout_seconds is {self._settings.heartbeat_timeout_seconds})",
+                setting=f"{self._group}.heartbeat_timeout_seconds",
+                way_out="its process, worker or machine is gone; run again, training resumes from its checkpoint",
             )
 
     def check_time_limit(self) -> None:
@@ -160,5 +163,51 @@ class RunWait:
         if self._started is not None and self._clock() - self._started > self._settings.run_timeout_seconds:
             raise TimeLimitExceeded(
                 f"the submitted {self._what} '{self._name}' took longer than {self._group}.run_timeout_seconds "
-                f"{self._settings.run_timeout_seconds}: it was cancelled; raise the limit and run again"
+                f"{self._settings.run_timeout_seconds}",
+                setting=f"{self._group}.run_timeout_seconds",
+                way_out="it was cancelled; raise the limit and run again",
             )
+
+
+class Outage:
+    """The periods in which the server does not answer: one warning for each, and one line when it is over."""
+
+    def __init__(self, what: str, limit: tuple[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        """Start without an outage.
+
+        Args:
+            what: What continues meanwhile, for the warning.
+            limit: Name of the setting that limits the duration of an outage, and its value in seconds.
+            clock: Returns the time in seconds.
+        """
+        self._what = what
+        self._limit = limit
+        self._clock = clock
+        self._since: float | None = None
+
+    def note(self, error: Exception) -> None:
+        """Note a request that was not answered.
+
+        Raises:
+            TimeLimitExceeded: The outage has lasted longer than its limit.
+        """
+        if self._since is not None:
+            setting, seconds = self._limit
+            if (duration := self._clock() - self._since) > seconds:
+                raise TimeLimitExceeded(
+                    f"the Prefect server has not answered for {duration:.0f} s ({error}), longer than {setting} "
+                    f"{seconds}",
+                    setting=setting,
+                    way_out="start it, and run again",
+                )
+            return
+        self._since = self._clock()
+        logger.warning("the Prefect server does not answer (%s): waiting until it does; %s", error, self._what)
+
+    def end(self) -> bool:
+        """Note a request that was answered, and return whether an outage ends with it."""
+        if self._since is None:
+            return False
+        logger.warning("the Prefect server answers again, after %.0f s", self._clock() - self._since)
+        self._since = None
+        return True

@@ -44,10 +44,11 @@ from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import RepeatRun, TrainConfig, TrainRun
 from tasks.config.tune import TrialRun, TuneRun
-from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names, parse_user_error
+from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names
 from tasks.etl.task import publish_tables
 from tasks.etl.validate import BadFile, DataChecks, NearPair
 from tasks.launch.task import train_single, train_with_artifacts
+from tasks.orchestration.failure import noted_error
 from tasks.orchestration.task import run_stage, stage
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
@@ -135,13 +136,13 @@ def explanation_of(run_id: Any) -> str:
 @pytest.mark.parametrize("kind", [WrongInput, DiskFull, TimeLimitExceeded])
 def test_user_error_is_the_message_of_the_state_and_an_artifact_without_a_traceback(kind, storage):
     """A direct call raises the error of the stage, with and without `run_stage`, and an error is never cached."""
-    sentence = "storage.tables is 'http://me:hidden@host', which cannot be written to: give another folder"
+    problem, way_out = "storage.tables is 'http://me:hidden@host', which cannot be written to", "give another folder"
     calls = []
 
     @stage("refuse", retries=0, cache_key=lambda _context, _parameters: f"refused-{kind.__name__}")
     def refuse() -> None:
         calls.append(1)
-        raise kind(sentence)
+        raise kind(problem, setting="storage.tables", way_out=way_out)
 
     @dag_flow("refusing")
     def refusing(config: EtlRun) -> None:
@@ -152,7 +153,7 @@ def test_user_error_is_the_message_of_the_state_and_an_artifact_without_a_traceb
     config = EtlRun(storage=StorageConfig(home=storage.home))
     with pytest.raises(kind) as raised:
         refusing(config)
-    assert str(raised.value) == sentence.replace("me:hidden", "***")
+    assert str(raised.value) == f"{problem}: {way_out}".replace("me:hidden", "***")
     assert len(calls) == 2
 
     state = refusing(config, return_state=True)
@@ -177,11 +178,13 @@ def test_invalid_settings_are_refused_in_one_sentence_without_a_traceback(caplog
     sentence = "config.etl.max_bad_fraction is 7: input should be less than or equal to 1"
     with pytest.raises(WrongInput, match="config.etl.max_bad_fraction is 7: "):
         state.result()
-    # The submitting run parses the message, and does not submit again after a user error.
-    parsed = parse_user_error(state.message)
-    assert isinstance(parsed, WrongInput)
-    assert str(parsed) == sentence
+    # The submitting run restores the error, and does not submit again after a user error.
     run_id = state.state_details.flow_run_id
+    with get_client(sync_client=True) as client:
+        restored = noted_error(client.read_flow_run(run_id).labels, state.message)
+    assert isinstance(restored, WrongInput)
+    assert str(restored) == sentence
+    assert restored.setting == "etl.max_bad_fraction"
     assert "- Setting: `etl.max_bad_fraction`" in explanation_of(run_id)
     assert any(record.levelno == logging.ERROR and sentence in record.getMessage() for record in caplog.records)
     assert not any(record.exc_info or "Parameters:" in record.getMessage() for record in caplog.records)

@@ -261,7 +261,7 @@ def test_error_of_a_rank_is_raised_after_its_last_lines_are_logged(
 ) -> None:
     """Events come by another pipe than output, and may arrive before it."""
     program = """
-send({"failed": "WrongInput", "message": "train.lr is 1"})
+send({"failed": {"kind": "WrongInput", "message": "train.lr is 1", "setting": "train.lr", "way_out": ""}})
 if number == 0:
     print("the last line", flush=True)
     os._exit(2)

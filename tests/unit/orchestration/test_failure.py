@@ -2,88 +2,78 @@
 
 import logging
 import traceback
+from typing import Any
 
 import pytest
 
+from flows.train_trial import train_trial
 from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names
 from tasks.orchestration.failure import (
     EngineLogFilter,
     failure_markdown,
-    named_setting,
     state_message,
-    way_out,
     without_secrets,
 )
 
 
+def advice(error: WrongInput) -> list[str]:
+    """Return the lines with settings and ways out that explain an error."""
+    lines = failure_markdown(error, None).splitlines()
+    return [line for line in lines if line.startswith("- ") and "log" not in line]
+
+
+def refused(parameters: dict[str, Any]) -> WrongInput:
+    """Return the error of a flow that was started with these parameters."""
+    with pytest.raises(WrongInput) as raised:
+        train_trial.validate_parameters(parameters)
+    return raised.value
+
+
 @pytest.mark.parametrize(
-    ("sentence", "setting", "advice"),
+    ("config", "setting", "way_out"),
     [
-        (
-            "distributed.num_ranks is 9 and there are 4 GPUs: give at most as many ranks",
-            "distributed.num_ranks",
-            "give at most as many ranks",
-        ),
-        ("storage.home is '/data: etl.source', which is full: make room", "storage.home", "make room"),
-        ("the source '/data/cache.old' is empty", None, None),
-        (
-            "no worker took it within tune.submit_timeout_seconds 25: start one",
-            "tune.submit_timeout_seconds",
-            "start one",
-        ),
-        ("'x' of tasks/etl/read.py is not there", None, None),
-        ("source is 'a', which is neither a path nor a URL: give a folder", "source", "give a folder"),
-        ("table_version is 9, but '/t' has the versions 0 to 3: give one", "table_version", "give one"),
-        ("run_ids has 'a' and 'b', which were trained on different tables", "run_ids", None),
-        ("run_id is 'a', whose config.json has no data: give another", "run_id", "give another"),
-        ("config.train: freeze_backbone is true with weights 'none': set it", "train.freeze_backbone", "set it"),
-        ("study is 'a' and number is not given: give both", "study", "give both"),
-        ("config.number is -1: input should be 0 or more", "number", "input should be 0 or more"),
-        ("config.train.fine_tune.0.epochs is 0: give 1", "train.fine_tune.0.epochs", "give 1"),
-        ("spark.conf.spark.executor.cores: it is 'x'", "spark.conf.spark.executor.cores", "it is 'x'"),
-        ("the file config.json was written by torch.save in mlflow.db", None, None),
-        ("the source is empty, and so is the number of images", None, None),
+        ({"number": -1}, "number", "input should be greater than or equal to 0"),
+        ({"number": 1}, "study", "give both for a trial, neither otherwise"),
+        ({"train": {"finetune": []}}, "train.finetune", "remove it or check its spelling"),
+        ({"train": {"fine_tune": [{"unfreeze_from": ""}]}}, "train.fine_tune.0.unfreeze_from", "string should have at"),
+        ({"train": {"weights": "none"}}, "train.freeze_backbone", "set freeze_backbone to false, or weights to"),
+        ({"spark": {"conf": {"spark.executor.cores": None}}}, "spark.conf.spark.executor.cores", "input should be a"),
+        ({"spark": {"master": "a"}}, "spark.master", "give local\\[\\*\\]"),
+        ({"storage": {"home": "s3://a:b@c/d"}}, "storage.home", "give them in the environment or in a credential"),
+        ({"tune": {"search": {"seed": {"low": 2, "high": 1}}}}, "tune.search.seed.range.low", "make low the smaller"),
     ],
 )
-def test_setting_and_advice_are_extracted_from_the_sentence(
-    sentence: str, setting: str | None, advice: str | None
+def test_setting_and_advice_of_refused_parameters_are_those_of_the_models(
+    config: dict[str, Any], setting: str, way_out: str
 ) -> None:
-    """Quoted values are ignored."""
-    assert named_setting(sentence) == setting
-    assert way_out(sentence) == advice
+    """A setting has its group, also where a validator of the group refused it, and not the name of the parameter."""
+    shown, advised = advice(refused({"config": config}))
+    assert shown == f"- Setting: `{setting}`"
+    assert advised.startswith(f"- Way out: {way_out}")
+
+
+def test_error_without_setting_has_no_advice() -> None:
+    """Nothing is guessed from the sentence."""
+    assert advice(WrongInput("'x' of tasks/etl/read.py is not there")) == []
+    assert advice(WrongInput("storage.home is '/data: etl.source', which is full", way_out="make room")) == [
+        "- Way out: make room"
+    ]
 
 
 def test_each_of_several_errors_has_its_own_line() -> None:
     """Each line has the setting and the advice of the same error."""
-    sentence = "config.etl.max_bad_fraction is 7: give at most 1; config.train.seed is '0; a': give 1 or more"
-    lines = failure_markdown(WrongInput(sentence), None).splitlines()
-    assert [line for line in lines if line.startswith("- ") and "log" not in line] == [
-        "- Setting: `etl.max_bad_fraction`. Way out: give at most 1",
-        "- Setting: `train.seed`. Way out: give 1 or more",
+    config = {"storage": {"home": "it's; a\n"}, "train": {"seed": 0, "device": "gpu"}, "study": "a"}
+    assert advice(refused({"config": config})) == [
+        "- Setting: `storage.home`. Way out: leave that out",
+        "- Setting: `train.seed`. Way out: input should be greater than or equal to 1",
+        "- Setting: `train.device`. Way out: input should be 'auto', 'cpu' or 'cuda'",
     ]
-
-
-def test_apostrophe_of_a_word_begins_no_quotation() -> None:
-    """The setting and the advice after it are found, as those of the next error."""
-    sentence = "config.etl.source is 'a': use Hadoop's store; config.train.seed is '0': give 1 or more"
-    lines = failure_markdown(WrongInput(sentence), None).splitlines()
-    assert [line for line in lines if line.startswith("- ") and "log" not in line] == [
-        "- Setting: `etl.source`. Way out: use Hadoop's store",
-        "- Setting: `train.seed`. Way out: give 1 or more",
-    ]
-
-
-def test_advice_with_a_semicolon_is_one_error() -> None:
-    """A part after a semicolon is a separate error only if it begins with a setting."""
-    sentence = "storage.home is 'a', which is not local: logs lie there; set storage.tables instead"
-    assert "- Setting: `storage.home`\n- Way out: logs lie there; set storage.tables instead" in failure_markdown(
-        WrongInput(sentence), None
-    )
 
 
 def test_message_and_artifact_begin_with_the_sentence_without_credentials() -> None:
     """The message ends with the type of the error, which the parent run needs."""
-    error = WrongInput("storage.tracking is 'http://me:hidden@host', which does not answer: start it")
+    sentence = "storage.tracking is 'http://me:hidden@host', which does not answer"
+    error = WrongInput(sentence, setting="storage.tracking", way_out="start it")
     assert state_message(error) == (
         "storage.tracking is 'http://***@host', which does not answer: start it (WrongInput)"
     )

@@ -13,12 +13,18 @@ from tasks.errors import (
     SubmittedRunLost,
     TimeLimitExceeded,
     TrackingUnavailable,
+    UserError,
     WrongInput,
     is_retried,
-    parse_user_error,
 )
 from tasks.launch.restarts import RanksLost
-from tasks.orchestration.failure import state_message
+from tasks.orchestration.failure import error_labels, noted_error, state_message
+
+
+def restored_by_submitter(error: UserError) -> UserError | None:
+    """Return the error that the submitter of a run restores, which this error ended."""
+    return noted_error(error_labels(error), state_message(error))
+
 
 RESTORED = [
     Diverged,
@@ -35,20 +41,21 @@ RESTORED = [
 
 
 @pytest.mark.parametrize("kind", RESTORED)
-def test_user_error_is_restored_from_the_message_of_a_state(kind: type[Exception]) -> None:
+def test_user_error_is_restored_by_the_submitter_of_its_run(kind: type[UserError]) -> None:
     """It has the same type, which decides about retries, and the same sentence, whatever its content."""
-    restored = parse_user_error(state_message(kind("train.lr is 1: it\nis (WrongInput), no")))
+    restored = restored_by_submitter(kind("train.lr is 1", setting="train.lr", way_out="it\nis (WrongInput), no"))
 
     assert type(restored) is kind
     # On one line, so that a value in the sentence cannot begin a new line of a log.
     assert str(restored) == r"train.lr is 1: it\nis (WrongInput), no"
+    assert (restored.setting, restored.way_out) == ("train.lr", r"it\nis (WrongInput), no")
 
 
 def test_other_failures_are_not_restored_as_user_errors() -> None:
     """The name of a user error in a message is not enough."""
-    assert parse_user_error("Flow run encountered an exception: RuntimeError: WrongInput") is None
-    assert parse_user_error(state_message(RuntimeError("WrongInput"))) is None
-    assert parse_user_error("") is None
+    assert noted_error({}, "Flow run encountered an exception: RuntimeError: WrongInput") is None
+    assert noted_error({}, state_message(RuntimeError("WrongInput"))) is None
+    assert noted_error({}, "") is None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +79,7 @@ def test_one_function_decides_which_errors_are_retried(error: Exception, expecte
 
 def test_error_that_a_submitted_run_has_retried_is_not_retried_again() -> None:
     """Otherwise a full disk would be met nine times: three times in each of three submitted runs."""
-    restored = parse_user_error(state_message(DiskFull("the disk is full")))
+    restored = restored_by_submitter(DiskFull("the disk is full"))
     assert restored is not None
     restored.was_retried = True
     assert not is_retried(restored)
@@ -89,5 +96,7 @@ def test_error_that_a_submitted_run_has_retried_is_not_retried_again() -> None:
 )
 def test_error_that_another_one_quotes_is_not_restored(message: str) -> None:
     """A failed rank's last lines may end as the message of a user error does, and the rank is started again."""
-    assert parse_user_error(message) is None
-    assert parse_user_error(f"{message} (RankFailed)") is None
+    assert noted_error({}, message) is None
+    assert noted_error({}, f"{message} (RankFailed)") is None
+    # An earlier start of the same run has left its label.
+    assert noted_error(error_labels(WrongInput("it is 1")), message) is None

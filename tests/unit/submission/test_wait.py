@@ -6,8 +6,7 @@ import pytest
 
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import SubmittedRunLost, TimeLimitExceeded, WrongInput
-from tasks.submission.outage import Outage
-from tasks.submission.wait import RunWait
+from tasks.submission.wait import Outage, RunWait
 
 
 class Clock:

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from tasks.config.train import TrainConfig
-from tasks.errors import OutOfMemory, is_retried, parse_user_error
-from tasks.orchestration.failure import state_message, way_out
 from tasks.train.run import is_out_of_memory, translate_out_of_memory
+from tasks.errors import OutOfMemory, error_record, is_retried, restored_error
 
 TRAIN = TrainConfig(batch_size=64)
 
@@ -21,8 +20,8 @@ def test_memory_that_torch_cannot_allocate_is_explained() -> None:
         f"rank 1 ran out of memory when it asked for {2**52} bytes: lower train.batch_size, which is 64, or set it to "
         "auto; a higher train.accumulate_steps keeps the images per step"
     )
-    assert way_out(str(raised.value)).startswith("lower train.batch_size")
-    restored = parse_user_error(state_message(raised.value))
+    assert raised.value.way_out.startswith("lower train.batch_size")
+    restored = restored_error(error_record(raised.value))
     assert type(restored) is OutOfMemory
     assert not is_retried(restored)
 
