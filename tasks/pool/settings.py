@@ -1,45 +1,14 @@
 """Settings of work that may run on a work pool, the command of its workers, and runs per worker."""
 
 import math
-from typing import Any, Literal, Protocol
 
+from tasks.config.distributed import DistributedConfig
+from tasks.config.submitted import SingleConfig
+from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
 
-
-class PoolSettings(Protocol):
-    """Settings of work that may run on a work pool."""
-
-    @property
-    def where(self) -> Literal["auto", "work_pool", "in_place"]:
-        """Place to run: auto is work_pool if a Prefect server is configured, else in_place."""
-
-    @property
-    def work_pool(self) -> str:
-        """Name of the work pool."""
-
-    @property
-    def deployment(self) -> str:
-        """Deployment to submit, as flow/deployment."""
-
-    @property
-    def job_variables(self) -> dict[str, Any]:
-        """Job variables of the submitted run, in place of the pool's own."""
-
-    @property
-    def submit_timeout_seconds(self) -> int:
-        """Maximum time that a run waits while no worker polls the pool."""
-
-    @property
-    def start_timeout_seconds(self) -> int:
-        """Maximum time from the moment a worker takes a run until its process begins."""
-
-    @property
-    def heartbeat_timeout_seconds(self) -> int:
-        """Maximum time between two heartbeats of a run."""
-
-    @property
-    def run_timeout_seconds(self) -> int:
-        """Maximum duration of a run."""
+PoolSettings = DistributedConfig | SingleConfig | TuneConfig
+"""Settings of work that may run on a work pool."""
 
 
 def worker_command(pool: str) -> str:

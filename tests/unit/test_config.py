@@ -148,7 +148,7 @@ def test_invalid_value_is_refused(model: type[BaseModel], values: dict[str, Any]
 
 def test_more_ranks_at_least_than_at_all_are_refused() -> None:
     """The sentence has both values; as many ranks are accepted."""
-    with pytest.raises(ValidationError, match=r"min_ranks is 3 and num_ranks 2: give at most as many, or leave"):
+    with pytest.raises(ValidationError, match="min_ranks is 3 and num_ranks 2: give at most"):
         DistributedConfig(num_ranks=2, min_ranks=3, max_restarts=1)
     assert DistributedConfig(num_ranks=2, min_ranks=2, max_restarts=1).min_ranks == 2
 
@@ -162,13 +162,9 @@ def test_splits_that_leave_nothing_to_train_on_are_refused(val: float, test: flo
 
 def test_files_and_a_table_are_not_predicted_together() -> None:
     """`predict.source` excludes a table and its version; an empty name is none."""
-    with pytest.raises(
-        ValidationError, match="source is '/a' and table is '/b', but files and a table are predicted by"
-    ):
+    with pytest.raises(ValidationError, match="source is '/a' and table is '/b'"):
         PredictConfig(source="/a", table="/b")
-    with pytest.raises(
-        ValidationError, match="source is '/a' and table_version is '0', .* leave out source or table_ve"
-    ):
+    with pytest.raises(ValidationError, match="source is '/a' and table_version is '0'"):
         PredictConfig(source="/a", table_version=0)
 
     assert PredictConfig(source="/a", table="").source == "/a"
@@ -177,9 +173,7 @@ def test_files_and_a_table_are_not_predicted_together() -> None:
 
 def test_dag_predicts_the_version_that_it_ingests() -> None:
     """A pinned version needs the name of another table."""
-    with pytest.raises(
-        ValidationError, match="predict.table_version is 3, but the DAG predicts the version of `images`"
-    ):
+    with pytest.raises(ValidationError, match="predict.table_version is 3, but the DAG"):
         PipelineConfig(predict=PredictConfig(table_version=3))
 
     assert PipelineConfig(predict=PredictConfig(table="/b", table_version=3)).predict.table_version == 3
@@ -187,7 +181,7 @@ def test_dag_predicts_the_version_that_it_ingests() -> None:
 
 def test_stream_reads_a_table_or_a_source_as_it_is_now() -> None:
     """A stream has no version of a table to begin with; a source may be given as for batch inference."""
-    with pytest.raises(ValidationError, match="predict.table_version is 3, but a stream reads the changes of a table"):
+    with pytest.raises(ValidationError, match="predict.table_version is 3, but a stream"):
         StreamRun(predict=PredictConfig(table_version=3))
     assert StreamRun.model_validate({"source": "/a"}).predict.source == "/a"
 
@@ -209,7 +203,7 @@ def test_dag_trains_as_chosen(train_on: str, *, single: bool, distributed: bool)
 
 def test_frozen_backbone_without_weights_is_refused() -> None:
     """A new head on random features is refused, and each way out that the message names is accepted."""
-    with pytest.raises(ValidationError, match="set freeze_backbone to false, or weights to DEFAULT or a path"):
+    with pytest.raises(ValidationError, match="set freeze_backbone to false, or weights to"):
         TrainConfig(weights="none")
 
     assert TrainConfig(weights="none", freeze_backbone=False).weights == "none"
@@ -219,7 +213,7 @@ def test_frozen_backbone_without_weights_is_refused() -> None:
 @pytest.mark.parametrize(("name", "value"), [("scale_learning_rate", "sqrt"), ("warmup_epochs", 1.0)])
 def test_former_settings_of_ranks_are_refused_with_the_new_ones(name: str, value: str | float) -> None:
     """Scaling and warm-up are settings of `train`, for any number of ranks."""
-    with pytest.raises(ValidationError, match=f"{name} of distributed moved to train.{name}, which apply"):
+    with pytest.raises(ValidationError, match=f"{name} of distributed moved to train.{name}"):
         DistributedConfig.model_validate({"num_ranks": 2, name: value})
 
     assert getattr(TrainConfig.model_validate({name: value}), name) == value
@@ -227,7 +221,7 @@ def test_former_settings_of_ranks_are_refused_with_the_new_ones(name: str, value
 
 def test_format_of_gradients_that_the_backend_cannot_send_is_refused() -> None:
     """Horovod cannot send bfloat16, and each way out that the message names is accepted."""
-    with pytest.raises(ValidationError, match="cannot send bfloat16: set backend to torch, or gradient_compression to"):
+    with pytest.raises(ValidationError, match="bfloat16: set backend to torch"):
         DistributedConfig(gradient_compression="bf16")
 
     assert DistributedConfig(gradient_compression="bf16", backend="torch").backend == "torch"
@@ -236,7 +230,7 @@ def test_format_of_gradients_that_the_backend_cannot_send_is_refused() -> None:
 
 def test_fewer_ranks_with_synchronized_batch_norm_are_refused() -> None:
     """The ranks that are left cannot pass the batches of the others at once."""
-    with pytest.raises(ValidationError, match="batch norm of fewer than 4 ranks sees fewer images at once: leave"):
+    with pytest.raises(ValidationError, match="batch norm of fewer than 4 ranks"):
         DistributedConfig(num_ranks=4, min_ranks=2, max_restarts=1, sync_batch_norm=True)
 
     assert DistributedConfig(num_ranks=4, min_ranks=4, max_restarts=1, sync_batch_norm=True).sync_batch_norm
@@ -246,7 +240,7 @@ def test_compiled_network_with_synchronized_batch_norm_is_refused() -> None:
     """The DAG refuses it only if it trains with ranks."""
     given = {"train": {"compile": True}, "distributed": {"sync_batch_norm": True}}
     for model, values in ((TrainDistributedRun, given), (PipelineConfig, given | {"train_on": "both"})):
-        with pytest.raises(ValidationError, match="train.compile and distributed.sync_batch_norm are true, but"):
+        with pytest.raises(ValidationError, match="train.compile and distributed.sync_batch_norm"):
             model.model_validate(values)
 
     assert PipelineConfig.model_validate(given | {"train_on": "single"}).train.compile
@@ -254,9 +248,7 @@ def test_compiled_network_with_synchronized_batch_norm_is_refused() -> None:
 
 def test_warmup_before_one_cycle_is_refused() -> None:
     """The schedule one_cycle accepts only None or 0 warm-up epochs; other schedules accept any."""
-    with pytest.raises(
-        ValidationError, match="schedule is 'one_cycle', .* and warmup_epochs is 2: leave warmup_epochs out, or choose"
-    ):
+    with pytest.raises(ValidationError, match="schedule is 'one_cycle', .* warmup_epochs is 2"):
         TrainConfig(schedule="one_cycle", warmup_epochs=2.0)
 
     assert TrainConfig(schedule="one_cycle").warmup_epochs is None
@@ -367,9 +359,7 @@ def test_ordinary_model_name_is_accepted(name: str) -> None:
 def test_reason_for_a_promotion_is_about_a_single_run() -> None:
     """The best of several runs, or of those on a table, is not known yet."""
     for run_ids in ([], ["a" * 32, "b" * 32]):
-        with pytest.raises(
-            ValidationError, match=f"reason is given, but run_ids has {len(run_ids)} runs: give the one"
-        ):
+        with pytest.raises(ValidationError, match=f"run_ids has {len(run_ids)} runs: give the one"):
             PromoteRun.model_validate({"reason": "its disk was lost", "run_ids": run_ids})
 
     assert PromoteRun.model_validate({"reason": "its disk was lost", "run_ids": ["a" * 32]}).reason

@@ -110,7 +110,7 @@ def test_setting_has_two_names_and_one_value() -> None:
     assert by_short_name == PipelineConfig.model_validate({"source": "/a", "etl": EtlConfig(stored_side=64)})
     assert PipelineConfig.model_validate(by_short_name.model_dump() | {"source": "/a"}) == by_short_name
     assert PipelineConfig.model_validate({"source": None}) == PipelineConfig()
-    with pytest.raises(ValidationError, match=r"source and etl.source are the same setting and differ: leave one"):
+    with pytest.raises(ValidationError, match="source and etl.source are the same setting"):
         PipelineConfig.model_validate({"source": "/a", "etl": {"source": "/b"}})
 
 

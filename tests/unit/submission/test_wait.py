@@ -41,8 +41,9 @@ def test_run_that_a_dead_worker_left_pending_is_lost_although_another_worker_pol
     clock.now = 5100.0
     wait.pending()
     clock.now = 5101.0
-    with pytest.raises(SubmittedRunLost, match=r"'brave-fox', which has not begun within distributed\.start_timeout"):
+    with pytest.raises(SubmittedRunLost, match="'brave-fox', which has not begun") as raised:
         wait.pending()
+    assert raised.value.setting == "distributed.start_timeout_seconds"
 
 
 def test_run_without_a_new_heartbeat_is_lost(clock: Clock) -> None:
@@ -52,8 +53,9 @@ def test_run_without_a_new_heartbeat_is_lost(clock: Clock) -> None:
         clock.now = 50.0 * beat
         wait.running(beat)
     clock.now = 261.0
-    with pytest.raises(SubmittedRunLost, match=r"has sent no heartbeat for 61 s \(distributed\.heartbeat_timeout_sec"):
+    with pytest.raises(SubmittedRunLost, match="has sent no heartbeat for 61 s") as raised:
         wait.running(4)
+    assert raised.value.setting == "distributed.heartbeat_timeout_seconds"
 
 
 def test_run_that_never_sent_a_heartbeat_is_bounded_by_its_time_limit(clock: Clock) -> None:
@@ -63,8 +65,9 @@ def test_run_that_never_sent_a_heartbeat_is_bounded_by_its_time_limit(clock: Clo
     clock.now = 1000.0
     wait.running(None)
     clock.now = 1001.0
-    with pytest.raises(TimeLimitExceeded, match=r"longer than distributed\.run_timeout_seconds 1000: it was cancelled"):
+    with pytest.raises(TimeLimitExceeded, match="seconds 1000: it was cancelled") as raised:
         wait.running(None)
+    assert raised.value.setting == "distributed.run_timeout_seconds"
 
 
 @pytest.mark.parametrize(
@@ -154,8 +157,6 @@ def test_outage_is_not_waited_out_longer_than_the_run_itself_may_take(clock: Clo
     assert outage.end()
     outage.note(ConnectionError("refused"))
     clock.now += 1001
-    expected = (
-        r"not answered for 1001 s \(refused\), longer than distributed.run_timeout_seconds 1000: start it, and run"
-    )
-    with pytest.raises(TimeLimitExceeded, match=expected):
+    with pytest.raises(TimeLimitExceeded, match=r"not answered for 1001 s \(refused\)") as raised:
         outage.note(ConnectionError("refused"))
+    assert raised.value.setting == "distributed.run_timeout_seconds"
