@@ -54,10 +54,7 @@ def write_archive(java: str) -> None:
             report = ingest_images(etl, storage, config)
             materialize_cache(CacheConfig(image_size=32), report.images, storage, config)
     if not partial.exists():
-        raise WrongInput(
-            f"the JVM wrote no class archive to '{partial}'",
-            way_out="local sessions start without it",
-        )
+        raise WrongInput(f"the JVM wrote no class archive to '{partial}'", way_out="local sessions start without it")
     for old in archive.parent.glob("classes-*.jsa"):
         old.unlink()
     os.replace(partial, archive)

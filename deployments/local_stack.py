@@ -27,10 +27,7 @@ def port_setting(name: str, default: int) -> int:
     """
     given = os.environ.get(name) or str(default)
     if not given.isdecimal() or not 1 <= int(given) <= 65535:
-        raise WrongInput(
-            f"{name} is '{given}', which is not a port",
-            way_out="give a number from 1 to 65535",
-        )
+        raise WrongInput(f"{name} is '{given}', which is not a port", way_out="give a number from 1 to 65535")
     return int(given)
 
 

@@ -47,13 +47,9 @@ def listen(port: int, what: str, way_out: str, host: str = HOST) -> socket.socke
             opened.close()
         if error.errno == errno.EADDRINUSE:
             raise WrongInput(
-                f"port {port} for {what} is in use",
-                way_out=f"stop its process ('ss -ltnp' shows it), or {way_out}",
+                f"port {port} for {what} is in use", way_out=f"stop its process ('ss -ltnp' shows it), or {way_out}"
             ) from None
-        raise WrongInput(
-            f"{what} cannot listen on {host}, port {port} ({error.strerror})",
-            way_out=way_out,
-        ) from None
+        raise WrongInput(f"{what} cannot listen on {host}, port {port} ({error.strerror})", way_out=way_out) from None
     return opened
 
 

@@ -103,17 +103,11 @@ class Options:
             return parsed
         wrong = unknown[0].partition("=")[0]
         if not wrong.startswith("--"):
-            raise WrongInput(
-                f"unexpected argument '{wrong}'",
-                way_out=f"{HELP_ALL} lists the options",
-            )
+            raise WrongInput(f"unexpected argument '{wrong}'", way_out=f"{HELP_ALL} lists the options")
         close = [name for name in self._names if _field(name) == _field(wrong)]
         close = close or difflib.get_close_matches(wrong, self._names, n=3, cutoff=0.7)
         advice = f"did you mean {' or '.join(close)}?" if close else f"{HELP_ALL} lists the options"
-        raise WrongInput(
-            f"unknown option '{wrong}'",
-            way_out=advice,
-        )
+        raise WrongInput(f"unknown option '{wrong}'", way_out=advice)
 
     def _described(self, name: str, text: str) -> str:
         *groups, field = name.split(".")

@@ -43,8 +43,7 @@ def check_server() -> None:
     except HTTPError as error:
         if isinstance(error, HTTPStatusError) and error.response.status_code == codes.UNAUTHORIZED:
             raise WrongInput(
-                f"{server} refuses the login",
-                way_out="set PREFECT_API_AUTH_STRING as printed by 'make up'",
+                f"{server} refuses the login", way_out="set PREFECT_API_AUTH_STRING as printed by 'make up'"
             ) from None
         raise WrongInput(
             f"{server} does not answer ({type(error).__name__}: {error})",

@@ -72,14 +72,10 @@ def check_hosts(hosts: str) -> str:
     names = [name for name, _ in parse_hosts(hosts)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise WrongInput(
-            f"it is '{hosts}', which names '{twice[0]}' twice",
-            way_out="give each host once, with all of its ranks",
+            f"it is '{hosts}', which names '{twice[0]}' twice", way_out="give each host once, with all of its ranks"
         )
     if too_many := [slots for _, slots in parse_hosts(hosts) if slots > MAX_SLOTS]:
-        raise WrongInput(
-            f"it is '{hosts}', with {too_many[0]} ranks on a host",
-            way_out=f"give at most {MAX_SLOTS}",
-        )
+        raise WrongInput(f"it is '{hosts}', with {too_many[0]} ranks on a host", way_out=f"give at most {MAX_SLOTS}")
     return hosts
 
 

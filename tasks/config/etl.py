@@ -41,9 +41,7 @@ class LabelConfig(FrozenConfig):
             value = getattr(self, name)
             if self.by == name and not value:
                 raise WrongInput(
-                    f"by is '{name}', but {name} is empty",
-                    setting="by",
-                    way_out=f"set {name}, or leave out by",
+                    f"by is '{name}', but {name} is empty", setting="by", way_out=f"set {name}, or leave out by"
                 )
             if value and self.by != name:
                 raise WrongInput(

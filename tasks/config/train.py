@@ -219,8 +219,7 @@ class TrainConfig(FrozenConfig):
     def _check_environment(cls, names: list[str]) -> list[str]:
         if theirs := sorted(CALLERS_NAMES & set(names)):
             raise WrongInput(
-                f"{theirs[0]} points at other work with MLflow, and ranks never get it",
-                way_out="remove the name",
+                f"{theirs[0]} points at other work with MLflow, and ranks never get it", way_out="remove the name"
             )
         return names
 

@@ -58,9 +58,7 @@ class Range(FrozenConfig):
     def _check_bounds(self) -> Self:
         if self.low >= self.high:
             raise WrongInput(
-                f"low is {self.low} and high is {self.high}",
-                setting="low",
-                way_out="make low the smaller one",
+                f"low is {self.low} and high is {self.high}", setting="low", way_out="make low the smaller one"
             )
         if self.log and self.low <= 0:
             raise WrongInput(

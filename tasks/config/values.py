@@ -50,10 +50,7 @@ def check_text(text: str) -> str:
         WrongInput: It is too long, or has a control character or credentials in it.
     """
     if len(text) > MAX_CHARACTERS:
-        raise WrongInput(
-            f"it has {len(text):,} characters",
-            way_out=f"give at most {MAX_CHARACTERS:,}",
-        )
+        raise WrongInput(f"it has {len(text):,} characters", way_out=f"give at most {MAX_CHARACTERS:,}")
     check_url(text)
     return check_no_control(text)
 
@@ -66,8 +63,7 @@ def check_no_control(text: str) -> str:
     """
     if found := _CONTROL.search(text):
         raise WrongInput(
-            f"it is '{loggable(text)}', which has the control character {found[0]!r} in it",
-            way_out="leave that out",
+            f"it is '{loggable(text)}', which has the control character {found[0]!r} in it", way_out="leave that out"
         )
     return text
 
@@ -87,10 +83,7 @@ def check_master(master: str) -> str:
         )
     cores = local[2] if local else None
     if cores not in {None, "*"} and not 1 <= int(cores) <= MAX_THREADS:
-        raise WrongInput(
-            f"it is '{master}', which has {cores} threads",
-            way_out=f"give 1 to {MAX_THREADS}, or *",
-        )
+        raise WrongInput(f"it is '{master}', which has {cores} threads", way_out=f"give 1 to {MAX_THREADS}, or *")
     return master
 
 
@@ -111,10 +104,7 @@ def check_memory(memory: str) -> str:
             way_out="write a number with k, m, g or t, as 3g",
         )
     if not MIN_HEAP_BYTES <= memory_bytes(memory) <= MAX_HEAP_BYTES:
-        raise WrongInput(
-            f"it is '{memory}', with which Spark cannot run",
-            way_out="give 512m to 16t",
-        )
+        raise WrongInput(f"it is '{memory}', with which Spark cannot run", way_out="give 512m to 16t")
     return memory
 
 
