@@ -229,15 +229,6 @@ class LocalStack:
             )
         self._processes.append((name, process))
 
-    def run(self, name: str, command: Sequence[str]) -> None:
-        """Run a command of the stack, and wait until it has finished.
-
-        Raises:
-            RuntimeError: As `finish`.
-        """
-        self.start(name, command)
-        self.finish(name)
-
     def finish(self, name: str) -> None:
         """Wait until the process `name`, one of ENDING, has finished.
 

@@ -1,8 +1,5 @@
 """The base model of all settings: frozen, validated, and described for Prefect's form."""
 
-import importlib
-import pkgutil
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,15 +102,3 @@ class FrozenConfig(BaseModel):
         schema = handler.resolve_ref_schema(reference)
         schema["properties"] = describe(schema.get("properties", {}))
         return reference
-
-
-def all_models() -> list[type[FrozenConfig]]:
-    """Return the models of all settings and flow parameters; imports every module of this package."""
-    package = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules(sys.modules[package].__path__, f"{package}."):
-        importlib.import_module(module.name)
-    found = [FrozenConfig]
-    for model in found:
-        # Other packages derive models, too, such as the command line's parser.
-        found += [one for one in model.__subclasses__() if one.__module__.startswith(f"{package}.")]
-    return list(dict.fromkeys(found[1:]))

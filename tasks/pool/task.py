@@ -67,15 +67,6 @@ def gpus_per_run(settings: PoolSettings) -> int | None:
     return None if "gpus" in chosen else default
 
 
-def live_workers(pool: str, group: str) -> int:
-    """Return how many workers poll the pool.
-
-    Raises:
-        WrongInput: As `read_pool`.
-    """
-    return read_pool(pool, group)[1]
-
-
 def check_deployment(settings: PoolSettings, group: str) -> None:
     """Check that the server has the deployment, and that its runs go to the configured pool.
 

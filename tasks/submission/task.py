@@ -29,7 +29,7 @@ from tasks.errors import (
 )
 from tasks.orchestration.failure import noted_error
 from tasks.pool.settings import PoolSettings
-from tasks.pool.task import blocking_runs, check_deployment, gpus_per_run, live_workers
+from tasks.pool.task import blocking_runs, check_deployment, gpus_per_run, read_pool
 from tasks.submission.wait import Outage, RunWait
 from tasks.text.markup import markdown_text
 
@@ -140,7 +140,8 @@ class SubmittedRun:
             if state.is_scheduled():
                 if self._wait.is_worth_reporting():
                     pool = self._settings.work_pool
-                    self._wait.scheduled(live_workers(pool, self._group), partial(blocking_runs, client, pool))
+                    _limit, num_workers = read_pool(pool, self._group)
+                    self._wait.scheduled(num_workers, partial(blocking_runs, client, pool))
             elif state.is_pending():
                 self._wait.pending()
             else:

@@ -94,13 +94,13 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.task import submit_train_distributed
-from tasks.pool.task import live_workers
+from tasks.pool.task import read_pool
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 
 @flow
 def only_submit():
-    assert live_workers("gpu", "distributed") == 0
+    assert read_pool("gpu", "distributed")[1] == 0
     distributed = DistributedConfig(submit_timeout_seconds=25)
     submit_train_distributed(TrainConfig(weights="none", freeze_backbone=False), distributed,
                              CacheRef(url="/nowhere", digest="none"), resolve_storage(StorageConfig()))
@@ -118,7 +118,7 @@ only_submit()
 
 def test_unknown_pool_is_rejected_with_the_command_that_creates_it(stack):
     """A pool that the server does not have is rejected before a run is submitted."""
-    code = "from tasks.pool.task import live_workers; live_workers('tpu', 'distributed')"
+    code = "from tasks.pool.task import read_pool; read_pool('tpu', 'distributed')"
     done = submit(stack, code)
     assert "distributed.work_pool is 'tpu', which the Prefect server does not have" in done.stderr
     assert "prefect work-pool create tpu --type process" in done.stderr
@@ -650,7 +650,8 @@ def test_redeployment_keeps_edits_of_a_user_and_ends_only_runs_of_an_earlier_sta
 
     before, began, after = make(), datetime.now(UTC).isoformat(), make()
     for since in ([began], []):  # twice: an edit survives any number of starts
-        stack.run("register", [sys.executable, "-m", "deployments.register", *since])
+        stack.start("register", [sys.executable, "-m", "deployments.register", *since])
+        stack.finish("register")
         with client_of(stack) as client:
             names = ("pipeline/pipeline", "predict-batch/predict-batch")
             pipeline, other = (client.read_deployment_by_name(name) for name in names)

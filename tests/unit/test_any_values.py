@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.config.frozen import FrozenConfig, all_models
+from tasks.config.frozen import FrozenConfig
 from tasks.errors import explain
+from tests.builders.settings_models import all_models
 
 MODELS = [model for model in all_models() if model.model_fields]
 

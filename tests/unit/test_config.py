@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from tasks.config.cache import CacheConfig, CacheRun
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
-from tasks.config.frozen import FrozenConfig, all_models
+from tasks.config.frozen import FrozenConfig
 from tasks.config.maintenance import MaintainConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictConfig, PromoteRun, StreamRun
@@ -17,6 +17,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.config.train import RepeatRun, TrainConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import explain
+from tests.builders.settings_models import all_models
 
 MODELS = all_models()
 

@@ -15,7 +15,7 @@ from flows.train_trial import train_trial
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.config.form import FOLDED, OPEN
-from tasks.config.frozen import FrozenConfig, all_models
+from tasks.config.frozen import FrozenConfig
 from tasks.config.maintenance import MaintainRun
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictRun, PromoteRun
@@ -24,6 +24,7 @@ from tasks.config.train import TrainConfig
 from tasks.config.tune import Choices, Range, TrialRun, TuneRun
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef
+from tests.builders.settings_models import all_models
 
 RUNS = [model for model in all_models() if issubclass(model, Run) and model not in {Run, SparkRun}]
 

@@ -214,15 +214,18 @@ def test_waiting_stops_when_a_process_ends(stack: LocalStack) -> None:
 def test_only_a_failed_registration_raises(stack: LocalStack) -> None:
     """A successful registration does not stop the stack, and the error of a failed one has its log."""
     stack.start("prefect-server", RUNS)
-    stack.run("register", [sys.executable, "-c", "pass"])
+    stack.start("register", [sys.executable, "-c", "pass"])
+    stack.finish("register")
     stack.check_alive()
     stack.start("worker-gpu", FAILS)  # not needed by a registration
     dict(stack._processes)["worker-gpu"].wait()
-    stack.run("register", [sys.executable, "-c", "pass"])
+    stack.start("register", [sys.executable, "-c", "pass"])
+    stack.finish("register")
     with pytest.raises(RuntimeError, match="worker-gpu ended with status 1"):
         stack.check_alive()
+    stack.start("register", FAILS)
     with pytest.raises(RuntimeError, match=r"(?s)register ended with status 1; .*no such table"):
-        stack.run("register", FAILS)
+        stack.finish("register")
 
 
 def test_stack_continues_without_mlflows_ui(stack: LocalStack, capsys: pytest.CaptureFixture[str]) -> None:
