@@ -225,8 +225,9 @@ def add_arrivals(storage: "Storage") -> str:
     # Imported here, as in the other functions: wrong options are refused before seconds of imports.
     import pyarrow as pa
 
-    from tasks.schema import CHANGE_FEED, IMAGES_ARROW, TEST
-    from tasks.tables.append import append_rows
+    from tasks.refs import TEST
+    from tasks.schema import CHANGE_FEED, IMAGES_ARROW
+    from tasks.tables.direct_commits import append_rows
     from tasks.tables.snapshots import latest, newest_snapshot, read_batches
 
     path = storage.table(ARRIVALS)

@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from tasks.errors import HostLost, RankStalled, TimeLimitExceeded
 from tasks.config.distributed import parse_hosts
+from tasks.errors import HostLost, RankStalled, TimeLimitExceeded
 from tasks.refs import RunRef
 from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec

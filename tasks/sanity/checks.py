@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.config.sanity import GradientConfig, OverfitConfig
-from tasks.config.train import TrainConfig
+from tasks.config.train import GradientConfig, OverfitConfig, TrainConfig
 from tasks.errors import WrongInput, join_names
 from tasks.model.device import choose_device, make_optimizer
 from tasks.model.network import Classifier, build_classifier

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from tasks.config.stream import StreamConfig
+from tasks.config.prediction import StreamConfig
 from tasks.object_store import file_system, list_names
 from tasks.paths import local_path
 from tasks.predict.inputs import FINGERPRINT

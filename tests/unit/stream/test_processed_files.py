@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from tasks.config.stream import StreamConfig
+from tasks.config.prediction import StreamConfig
 from tasks.errors import WrongInput
 from tasks.schema import FILE_ARROW
 from tasks.storage import Storage

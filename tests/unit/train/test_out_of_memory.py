@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tasks.config.train import TrainConfig
-from tasks.train.run import is_out_of_memory, translate_out_of_memory
 from tasks.errors import OutOfMemory, error_record, is_retried, restored_error
+from tasks.train.run import is_out_of_memory, translate_out_of_memory
 
 TRAIN = TrainConfig(batch_size=64)
 
