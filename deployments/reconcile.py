@@ -13,12 +13,13 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed
 
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.errors import join_names, loggable
 from tasks.orchestration.task import HOST_LABEL
 from tasks.pool.task import HOLDING
 from tasks.storage import Storage, resolve_storage
+from tasks.tracking import lost
+from tasks.tracking.lost import EndStatus
 
 WORKER_LABEL = "prefect.worker.name"
 """Label by which Prefect's workers name themselves at a run before they start it."""
@@ -130,7 +131,7 @@ def _print_unseen(where: str, reason: str) -> None:
 
 
 def _end_mlflow_runs_in(storage: Storage, client: SyncPrefectClient) -> None:
-    def status(flow_run: str) -> tracking.EndStatus | None:
+    def status(flow_run: str) -> EndStatus | None:
         try:
             state = client.read_flow_run(UUID(flow_run)).state
         except ObjectNotFound:
@@ -140,7 +141,7 @@ def _end_mlflow_runs_in(storage: Storage, client: SyncPrefectClient) -> None:
         return "KILLED" if state.is_cancelled() else "FAILED"
 
     try:
-        ended = tracking.end_lost_runs(storage, status)
+        ended = lost.end_lost_runs(storage, status)
     except Exception as error:  # Of any driver of a database, for a URI that a user gave a run: flows can run without.
         _print_unseen(storage.tracking_shown, loggable(error))
         return

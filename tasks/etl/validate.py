@@ -9,7 +9,6 @@ import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pyspark.sql import SparkSession
 
-from tasks import tracking
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
@@ -24,6 +23,7 @@ from tasks.tables import snapshots
 from tasks.tables.properties import OTHER_TABLES
 from tasks.tables.relations import Relations
 from tasks.text.printable import printable
+from tasks.tracking.data_checks import find_data_checks, log_data_checks
 
 logger = logging.getLogger("lakevision.etl")
 
@@ -283,7 +283,7 @@ def validate_tables(
     """
     versions = [f"{table.table_id}@{table.version}" for table in (report.images, report.files)]
     key = "data-validation-2:" + ":".join([*versions, str(etl.near_duplicate_bits)])
-    logged = tracking.find_data_checks(storage, key)
+    logged = find_data_checks(storage, key)
     if logged is not None:
         return DataChecks.model_validate(logged)
     with translate_disk_full(storage.home):
@@ -295,7 +295,7 @@ def validate_tables(
     }
     table_tags = {"lakevision.table": report.images.path, "lakevision.table_version": str(report.images.version)}
     name = f"data-validation v{report.images.version}"
-    tracking.log_data_checks(storage, name, key, checks.model_dump(), columns, checks.metrics(), tags | table_tags)
+    log_data_checks(storage, name, key, checks.model_dump(), columns, checks.metrics(), tags | table_tags)
     logger.info("data validation: %s", "; ".join(f"{row['check']} {row['value']}" for row in checks.rows()))
     if checks.quarantined:
         named = "; ".join(f"{file.path} ({file.reason})" for file in checks.quarantined)

@@ -269,12 +269,12 @@ def _end_killed_run(spec: TrainingSpec, told_at: float) -> None:
     """
 
     def end() -> None:
-        from tasks import tracking
+        from tasks.tracking.runs import end_abandoned_runs
 
         lock = filelock.FileLock(training_lock(spec.storage.checkpoints / spec.key))
         try:
             with lock.acquire(timeout=0):
-                tracking.end_abandoned_runs(spec.storage, spec.key, keep=None)
+                end_abandoned_runs(spec.storage, spec.key, keep=None)
         except filelock.Timeout:
             logger.info(
                 "the MLflow run stays as it is: another process, or a rank that does not end, holds the training run"
@@ -292,7 +292,7 @@ def _end_killed_run(spec: TrainingSpec, told_at: float) -> None:
 @functools.cache
 def _load_tracking() -> None:
     """Load MLflow in a thread: not before the ranks start, and before they are killed, when there is little time."""
-    threading.Thread(target=import_module, args=("tasks.tracking",), name="load-tracking", daemon=True).start()
+    threading.Thread(target=import_module, args=("tasks.tracking.runs",), name="load-tracking", daemon=True).start()
 
 
 def _handle_event(

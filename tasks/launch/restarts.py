@@ -116,9 +116,9 @@ def train_with_restarts(
             raise Stopped("training was stopped: run again to resume from the last checkpoint")
         deadline.check()
         delay = min(2 * delay, MAX_DELAY_SECONDS)
-        from tasks import tracking  # Here: it loads MLflow.
+        from tasks.tracking.runs import RESTARTS_TAG  # Here: it loads MLflow.
 
-        tags = spec.tags | {tracking.RESTARTS_TAG: str(restart)}
+        tags = spec.tags | {RESTARTS_TAG: str(restart)}
         spec = left.model_copy(update={"restart": restart, "tags": tags})
 
 

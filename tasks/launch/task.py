@@ -38,12 +38,13 @@ def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
     """Return a cache key if the finished MLflow run exists, else None."""
-    from tasks import tracking
+    from tasks.tracking.runs import find_finished_run
+    from tasks.tracking.server import is_available
 
-    if not tracking.is_available(parameters["storage"]):
+    if not is_available(parameters["storage"]):
         return None  # The stage itself waits for the server, and logs it.
     keys = run_keys(parameters["train"], parameters["cache"], parameters.get("distributed"))
-    found = tracking.find_finished_run(parameters["storage"], *keys)
+    found = find_finished_run(parameters["storage"], *keys)
     return None if found is None else f"train-{found.run_id}"
 
 
@@ -52,11 +53,12 @@ def train_single(
     train: TrainConfig, cache: CacheRef, storage: Storage, single: SingleConfig = SingleConfig()
 ) -> RunRef:
     """Train in one process, here or on the work pool, unless the same run is already finished."""
-    from tasks import tracking
+    from tasks.tracking.candidates import mark_chosen
+    from tasks.tracking.runs import find_finished_run
 
     spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
-    if found := tracking.find_finished_run(storage, *spec.keys):
-        tracking.mark_chosen(storage, found)
+    if found := find_finished_run(storage, *spec.keys):
+        mark_chosen(storage, found)
         publish_run(found, storage, "train")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(single) == "in_place":
@@ -98,14 +100,14 @@ def train_on_pool(
         WrongInput: As `submit`; or the MLflow run is not on the tracking server of `storage`, since the worker uses
             another one.
     """
-    from tasks import tracking
+    from tasks.tracking.runs import find_finished_run
 
     def is_trained() -> bool:
-        return tracking.find_finished_run(storage, key) is not None
+        return find_finished_run(storage, key) is not None
 
     submitted = submit(settings, group, "training", parameters, name=name, gpus=gpus, has_result=is_trained)
     submitted.wait()
-    finished = tracking.find_finished_run(storage, key)
+    finished = find_finished_run(storage, key)
     if finished is None:
         raise WrongInput(
             f"the submitted run '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run {key}",
@@ -124,10 +126,10 @@ def submit_train_distributed(
     spark: SparkConfig = SparkConfig(),
 ) -> RunRef:
     """Submit the distributed training run to the work pool and wait; without a Prefect server, train in place."""
-    from tasks import tracking
+    from tasks.tracking.runs import find_finished_run
 
     spec = _distributed_spec(train, distributed, cache, storage, spark)
-    if found := tracking.find_finished_run(storage, *spec.keys):
+    if found := find_finished_run(storage, *spec.keys):
         publish_run(found, storage, "train-distributed")
         return skipped(found, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(distributed) == "in_place":

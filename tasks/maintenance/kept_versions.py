@@ -5,7 +5,6 @@ import logging
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from tasks import tracking
 from tasks.config.maintenance import MaintainConfig
 from tasks.errors import WrongInput, join_names
 from tasks.object_store import list_names
@@ -22,6 +21,8 @@ from tasks.tracking.pins import (
     versions_to_keep,
     write_pins,
 )
+from tasks.tracking.server import reachable
+from tasks.tracking.trained_tables import trained_versions
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -51,9 +52,9 @@ def kept_versions(spark: SparkSession, config: MaintainConfig, storage: Storage)
     if not check_table_path(path):
         # Listed, since `exists` is also False for a folder that cannot be read.
         return None if "_delta_log" in list_names(path) else []
-    with tracking.reachable(storage):
+    with reachable(storage):
         own, pinned = tracking_id(storage), read_pins(path)
-        needed = versions_to_keep(snapshots.latest(spark, path), tracking.trained_versions(storage))
+        needed = versions_to_keep(snapshots.latest(spark, path), trained_versions(storage))
         if not config.trust_tracking:
             _check_servers({found.shown for server, found in pinned.items() if server != own}, path, storage)
             if own not in pinned or not pinned[own].is_checked:

@@ -14,7 +14,6 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from tasks import tracking
 from tasks.config.maintenance import MaintainConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
@@ -30,6 +29,7 @@ from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables import delta, snapshots
 from tasks.tables.delta_internals import data_folder, named_files
 from tasks.tables.writer import commit, write_access
+from tasks.tracking.models import has_model, model_with_alias
 
 logger = logging.getLogger("lakevision.maintenance")
 
@@ -153,10 +153,10 @@ def delete_old_predictions(spark: SparkSession, path: str, config: MaintainConfi
     doomed = F.lit(False)  # Spark's literal
     removed = []
     for name, versions in sorted(found.items()):
-        if not config.release_pins and not tracking.has_model(storage, name):
+        if not config.release_pins and not has_model(storage, name):
             logger.info("%s: predictions by %s stay, which '%s' does not have", path, name, storage.tracking_shown)
             continue
-        named = {tracking.model_with_alias(storage, name, alias) for alias in (CHAMPION, PREVIOUS, CHALLENGER)}
+        named = {model_with_alias(storage, name, alias) for alias in (CHAMPION, PREVIOUS, CHALLENGER)}
         kept = {model.version for model in named if model is not None} | set(sorted(versions)[-keep:])
         if old := sorted(set(versions) - kept):
             doomed |= (F.col("model_name") == name) & F.col("model_version").isin(old)

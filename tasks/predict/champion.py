@@ -6,7 +6,6 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
-from tasks import tracking
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
@@ -15,6 +14,11 @@ from tasks.model_package.description import DESCRIPTION_FILE, FILE_LIMITS, Inval
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tables import snapshots
+from tasks.tracking.classifier_files import check_registered, fetch_registered
+from tasks.tracking.model_names import derived_model_name, source_name
+from tasks.tracking.models import SOURCE_TAG, fetch_logged, model_with_alias, names_with_alias, version_tags
+from tasks.tracking.server import reachable
+from tasks.tracking.trained_tables import TABLE_ID_TAG, served_tables
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -36,7 +40,7 @@ def model_of_table(table: TableRef, predict: PredictConfig, storage: Storage) ->
     Raises:
         WrongInput: The table has no source from which to derive a name, or the model has no version with the alias.
     """
-    name = tracking.derived_model_name(table, storage)
+    name = derived_model_name(table, storage)
     if name is None:
         raise WrongInput(
             f"promote.model_name is empty, and '{table.path}' was not made by the flow etl, so it has no model of its "
@@ -66,8 +70,8 @@ def model_of_images(predict: PredictConfig, storage: Storage, spark: SparkSessio
 
 
 def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:
-    with tracking.reachable(storage):
-        model = tracking.model_with_alias(storage, name, alias)
+    with reachable(storage):
+        model = model_with_alias(storage, name, alias)
         if model is None:
             raise WrongInput(
                 f"the registered model '{name}' has no version with the alias '{alias}'",
@@ -78,7 +82,7 @@ def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:
 
 
 def _candidates(alias: str, storage: Storage) -> str:
-    names = tracking.names_with_alias(storage, alias)
+    names = names_with_alias(storage, alias)
     return f" (there is '{alias}' of {join_names(names[:NUM_NAMED], len(names))})" if names else ""
 
 
@@ -98,9 +102,9 @@ def check_model(
         WrongInput: The version has no digests, or was trained on another table or on images of another source.
     """
     tags = check_promoted(model, storage)
-    source, table_source = tags.get(tracking.SOURCE_TAG, ""), tracking.source_name(table, storage)
-    known = {(tags.get(tracking.TABLE_ID_TAG, ""), source)}
-    known |= {(served.table_id, served.source) for served in tracking.served_tables(tags, _name(model))}
+    source, table_source = tags.get(SOURCE_TAG, ""), source_name(table, storage)
+    known = {(tags.get(TABLE_ID_TAG, ""), source)}
+    known |= {(served.table_id, served.source) for served in served_tables(tags, _name(model))}
     same_table = bool(table.table_id) and not known.isdisjoint({(table.table_id, ""), (table.table_id, table_source)})
     if same_table or (source == table_source and table_source.startswith(BUILTIN_DIGITS)):
         return
@@ -124,9 +128,9 @@ def check_promoted(model: ModelRef, storage: Storage) -> dict[str, str]:
         WrongInput: The version has no digests.
         TrackingUnavailable: The tracking server does not answer.
     """
-    with tracking.reachable(storage):
-        tags = tracking.version_tags(storage, model)
-    tracking.check_registered(tags, model, FILE_LIMITS)
+    with reachable(storage):
+        tags = version_tags(storage, model)
+    check_registered(tags, model, FILE_LIMITS)
     return tags
 
 
@@ -144,9 +148,9 @@ def known_classes(model: ModelRef | RunRef, storage: Storage) -> tuple[str, ...]
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         if isinstance(model, RunRef):
-            tracking.fetch_logged(storage, model, limits, folder)
+            fetch_logged(storage, model, limits, folder)
         else:
-            tracking.fetch_registered(storage, model, limits, folder)
+            fetch_registered(storage, model, limits, folder)
         try:
             return read_classes(folder)
         except InvalidPackage as error:

@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
@@ -17,6 +16,7 @@ from tasks.model_package.description import FILE_LIMITS, InvalidPackage
 from tasks.refs import TEST, CacheRef, ModelRef
 from tasks.storage import Storage
 from tasks.text.forms import as_known
+from tasks.tracking.classifier_files import fetch_registered
 
 BATCH = 64
 
@@ -31,7 +31,7 @@ def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
         WrongInput: Its files are not those that were registered, or are not a valid model package.
     """
     with TemporaryDirectory() as scratch:
-        folder = tracking.fetch_registered(storage, model, FILE_LIMITS, Path(scratch))
+        folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch))
         try:
             return ImageClassifier.load(folder)
         except InvalidPackage as error:

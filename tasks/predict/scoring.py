@@ -17,7 +17,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 
-from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput, join_names
 from tasks.model_package.description import FILE_LIMITS, InvalidPackage, check_unsure, read_classes
@@ -30,6 +29,7 @@ from tasks.spark.worker_log import EndedParts, WorkerCount, count_ended_tasks
 from tasks.storage import Storage
 from tasks.tables import delta
 from tasks.text.forms import as_known
+from tasks.tracking.classifier_files import fetch_registered
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -150,7 +150,7 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
     # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
     with TemporaryDirectory(prefix="lakevision-model-") as scratch:
-        folder = tracking.fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / name)
+        folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / name)
         try:
             classes = read_classes(folder)
         except InvalidPackage as error:

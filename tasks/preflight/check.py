@@ -4,7 +4,6 @@ import logging
 
 import pyarrow as pa
 
-from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.train import TrainConfig
@@ -23,6 +22,7 @@ from tasks.system.disk import check_writable
 from tasks.system.locks import unlocked_warning
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import read_columns
+from tasks.tracking.server import check_tracking
 from tasks.train.batches import check_batches
 
 logger = logging.getLogger("lakevision.preflight")
@@ -98,7 +98,7 @@ def check_pipeline(config: PipelineConfig, storage: Storage, *, trains_here: boo
         logger.warning("train_on is 'single': the settings of 'distributed' are not used; train_on both uses them")
     check_training(config.train, config.cache, here=trains_here)
     check_room(config.etl, config.cache, source, storage)
-    tracking.check_tracking(storage)
+    check_tracking(storage)
     logger.info(
         "%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source.location
     )

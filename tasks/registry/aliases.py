@@ -1,8 +1,9 @@
 """The aliases of a registered model, and the tags that they follow."""
 
-from tasks import tracking
 from tasks.refs import ModelRef
 from tasks.storage import Storage
+from tasks.tracking import models
+from tasks.tracking.trained_tables import NOT_PROMOTED_TAG
 
 CHAMPION = "champion"
 CHALLENGER = "challenger"
@@ -19,12 +20,12 @@ def previous_champion(storage: Storage, champion: ModelRef) -> ModelRef | None:
     seen = set()
     while version is not None and version.version not in seen:
         seen.add(version.version)
-        tags = tracking.version_tags(storage, version)
+        tags = models.version_tags(storage, version)
         # A rollback that was killed before the alias moved left its tag on a champion.
-        if version != champion and tracking.ROLLED_BACK_TAG not in tags:
+        if version != champion and models.ROLLED_BACK_TAG not in tags:
             return version
-        number = tags.get(tracking.PREVIOUS_TAG)
-        version = None if number is None else tracking.numbered_version(storage, champion.name, number)
+        number = tags.get(models.PREVIOUS_TAG)
+        version = None if number is None else models.numbered_version(storage, champion.name, number)
     return None
 
 
@@ -36,13 +37,13 @@ def repair_aliases(storage: Storage, champion: ModelRef) -> None:
     notes that it has a champion, so that the next one is not taken for the first if this one is deleted.
     """
     wanted = previous_champion(storage, champion)
-    if tracking.model_with_alias(storage, champion.name, PREVIOUS) != wanted:
+    if models.model_with_alias(storage, champion.name, PREVIOUS) != wanted:
         if wanted is None:
-            tracking.remove_alias(storage, champion.name, PREVIOUS)
+            models.remove_alias(storage, champion.name, PREVIOUS)
         else:
-            tracking.set_alias(storage, wanted, PREVIOUS)
-    if tracking.model_with_alias(storage, champion.name, CHALLENGER) == champion:
-        tracking.remove_alias(storage, champion.name, CHALLENGER)
-    tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)
-    if tracking.model_tags(storage, champion.name).get(CHAMPION_TAG) != str(champion.version):
-        tracking.tag_model(storage, champion.name, CHAMPION_TAG, str(champion.version))
+            models.set_alias(storage, wanted, PREVIOUS)
+    if models.model_with_alias(storage, champion.name, CHALLENGER) == champion:
+        models.remove_alias(storage, champion.name, CHALLENGER)
+    models.untag_version(storage, champion, NOT_PROMOTED_TAG)
+    if models.model_tags(storage, champion.name).get(CHAMPION_TAG) != str(champion.version):
+        models.tag_model(storage, champion.name, CHAMPION_TAG, str(champion.version))

@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
-from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
@@ -38,7 +37,8 @@ from tasks.registry.gate import (
 from tasks.registry.judged import judged_text, note_judged
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
-from tasks.tracking.evaluated import EvaluatedRun
+from tasks.tracking import models
+from tasks.tracking.evaluated import EvaluatedRun, evaluated_version
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
     best, storage = challenge.best, challenge.storage
     if previous is None:
         return _without_champion(challenge)
-    champion = tracking.evaluated_version(storage, previous)
+    champion = evaluated_version(storage, previous)
     known = (previous, best.accuracy, best.images)
     if previous.run_id == best.run.run_id:
         return _decision(challenge, known, "unchanged", measured(best))
@@ -138,7 +138,7 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
 def _without_champion(challenge: Challenge) -> Promotion:
     """Decide where no version has the alias: the run is the first champion, or the champion was lost."""
     _check_size(challenge)
-    number = tracking.model_tags(challenge.storage, challenge.name).get(CHAMPION_TAG)
+    number = models.model_tags(challenge.storage, challenge.name).get(CHAMPION_TAG)
     if number is None:
         reason = f"{measured(challenge.best)}, without a previous champion"
         return _decision(challenge, None, "promoted", reason)
@@ -232,9 +232,9 @@ def _by_images(
 
     def run(spark: SparkSession | None) -> Comparison:
         table = current_table(spark, best, storage)
-        challenger = tracking.register_run(storage, best.run, challenge.name, FILE_LIMITS)
-        if tracking.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
-            tracking.set_alias(storage, challenger, CHALLENGER)
+        challenger = models.register_run(storage, best.run, challenge.name, FILE_LIMITS)
+        if models.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
+            models.set_alias(storage, challenger, CHALLENGER)
         settings = challenge.promote, challenge.predict
         return compare_on_images(spark, challenger, best, previous, champion, classes, table, *settings, storage)
 
@@ -308,5 +308,5 @@ def _decision(
 def _check_size(challenge: Challenge) -> None:
     if challenge.promote.max_megabytes is not None:
         with TemporaryDirectory() as scratch:
-            folder = tracking.fetch_logged(challenge.storage, challenge.best.run, FILE_LIMITS, Path(scratch))
+            folder = models.fetch_logged(challenge.storage, challenge.best.run, FILE_LIMITS, Path(scratch))
             check_size((folder / WEIGHTS_FILE).stat().st_size, challenge.promote)

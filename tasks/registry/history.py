@@ -13,7 +13,6 @@ from uuid import uuid4
 import pyarrow as pa
 from pydantic import AwareDatetime, Field, ValidationError
 
-from tasks import tracking
 from tasks.refs import ModelRef, Ref
 from tasks.registry.decision import Promotion, Rollback
 from tasks.schema import PROMOTIONS_ARROW
@@ -22,6 +21,7 @@ from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.tables.direct_commits import append_rows, has_row
 from tasks.tables.writer import write_access
+from tasks.tracking import models
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -132,7 +132,7 @@ def record_pending(storage: Storage, champion: ModelRef) -> None:
     Raises:
         DiskFull: As for `record`.
     """
-    known = tracking.version_tags(storage, champion).get(DECISION_TAG)
+    known = models.version_tags(storage, champion).get(DECISION_TAG)
     if known is None:  # of an earlier release
         return
     try:

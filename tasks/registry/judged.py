@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from pydantic import Field, ValidationError
 
-from tasks import tracking
 from tasks.refs import Ref, RunRef
 from tasks.storage import Storage
+from tasks.tracking import models
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -79,7 +79,7 @@ def note_judged(storage: Storage, name: str, run: RunRef, content_digest: str, s
         number = 1 + sum(found.same_images(other) for other in known.values())
     noted = found.model_copy(update={"number": number})
     if noted != own:
-        tracking.tag_model(storage, name, f"{JUDGED_TAG}{run.run_id}", noted.model_dump_json())
+        models.tag_model(storage, name, f"{JUDGED_TAG}{run.run_id}", noted.model_dump_json())
     return number
 
 
@@ -90,7 +90,7 @@ def judged_text(number: int) -> str:
 
 def _known(storage: Storage, name: str) -> dict[str, Judged]:
     known = {}
-    for tag, value in tracking.model_tags(storage, name).items():
+    for tag, value in models.model_tags(storage, name).items():
         if tag.startswith(JUDGED_TAG):
             try:
                 known[tag.removeprefix(JUDGED_TAG)] = Judged.model_validate_json(value)

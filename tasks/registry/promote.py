@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
@@ -24,8 +23,13 @@ from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
 from tasks.tables.snapshots import newest_snapshot
-from tasks.tracking.evaluated import EvaluatedRun, evaluated_run
+from tasks.tracking import models
+from tasks.tracking.candidates import promotable_runs
+from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
+from tasks.tracking.model_names import derived_model_name, source_name
 from tasks.tracking.pins import check_pins, pin_trained_versions
+from tasks.tracking.server import database_folder, reachable
+from tasks.tracking.trained_tables import NOT_PROMOTED_TAG, serving_tags
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -74,14 +78,14 @@ def promote_best(
             trained on another table, or the best run's model cannot be loaded. The table's version cannot be pinned.
         TrackingUnavailable: The tracking server does not answer; the next promotion completes the work.
     """
-    with tracking.reachable(storage):
+    with reachable(storage):
         challenge = replace(_challenge(runs, promote, storage, table, approval, spark, predict), reason=reason)
         with promotion_lock(storage, challenge.name):
             challenge = _with_earlier_version(challenge)
             decision = None
             # The lock does not cover other machines: a promotion there may move the alias before this one is written.
             while decision is None:
-                champion = tracking.model_with_alias(storage, challenge.name, CHAMPION)
+                champion = models.model_with_alias(storage, challenge.name, CHAMPION)
                 if champion is not None:
                     record_pending(storage, champion)
                 decision = _carry_out(challenge, champion)
@@ -103,13 +107,13 @@ def _challenge(
     Raises:
         WrongInput: As for `promote_best`.
     """
-    runs = runs or tracking.promotable_runs(storage, _table_of(storage))
+    runs = runs or promotable_runs(storage, _table_of(storage))
     if not runs:
         raise WrongInput(f"'{storage.tracking_shown}' has no finished run to promote: run the flow train first")
     tested = [_with_table(evaluated_run(storage, run), table) for run in runs]
     _check_one_table(tested)
     name = promote.model_name or _derived_name(tested[0], storage)
-    rolled_back = tracking.rolled_back_runs(storage, name)
+    rolled_back = models.rolled_back_runs(storage, name)
     # If all were rolled back, the best of them is left out below, with the reason.
     candidates = [one for one in tested if one.run.run_id not in rolled_back] or tested
     best = choose_best(candidates)
@@ -145,16 +149,16 @@ def _best_accuracies(candidates: Sequence[EvaluatedRun]) -> dict[str, float | No
 
 def _with_earlier_version(challenge: Challenge) -> Challenge:
     """Return the challenge with the version as which an earlier promotion registered the run; call it in the lock."""
-    earlier = tracking.registered_version(challenge.storage, challenge.best.run, challenge.name)
+    earlier = models.registered_version(challenge.storage, challenge.best.run, challenge.name)
     if earlier is None:
         return challenge
-    tags = tracking.version_tags(challenge.storage, earlier)
-    return replace(challenge, earlier=earlier, rolled_back=tags.get(tracking.ROLLED_BACK_TAG))
+    tags = models.version_tags(challenge.storage, earlier)
+    return replace(challenge, earlier=earlier, rolled_back=tags.get(models.ROLLED_BACK_TAG))
 
 
 def promotion_lock(storage: Storage, name: str) -> AbstractContextManager[None]:
     """Return the lock of promotions and rollbacks under a name: beside the database file, else in the home."""
-    folder = tracking.database_folder(storage) or storage.home
+    folder = database_folder(storage) or storage.home
     return exclusive_lock(f"{folder}/promotion-{hashlib.sha256(name.encode()).hexdigest()[:12]}")
 
 
@@ -167,44 +171,44 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
         if decision.outcome == "waiting":
             return _await_approval(challenge, decision)
     champion = decision.champion
-    source = "" if best.table is None else tracking.source_name(best.table, storage)
-    tags = {tracking.PROMOTION_TAG: decision.sentence}
+    source = "" if best.table is None else source_name(best.table, storage)
+    tags = {models.PROMOTION_TAG: decision.sentence}
     if decision.outcome != "kept":
-        champion = tracking.register_run(storage, best.run, challenge.name, FILE_LIMITS)
+        champion = models.register_run(storage, best.run, challenge.name, FILE_LIMITS)
         decision = decision.model_copy(update={"champion": champion})
-        tags = {tracking.PROMOTION_TAG: decision.sentence, CANDIDATES_TAG: tracking.to_json(challenge.accuracies)}
-        tags |= tracking.evaluation_tags(best, source)
-        if challenge.earlier is not None and tracking.SOURCE_TAG in tracking.version_tags(storage, champion):
+        tags = {models.PROMOTION_TAG: decision.sentence, CANDIDATES_TAG: models.to_json(challenge.accuracies)}
+        tags |= evaluation_tags(best, source)
+        if challenge.earlier is not None and models.SOURCE_TAG in models.version_tags(storage, champion):
             # It may have been promoted for another table with the same images, whose champion is found by these tags.
-            tags = {name: value for name, value in tags.items() if name not in tracking.TABLE_TAGS}
+            tags = {name: value for name, value in tags.items() if name not in TABLE_TAGS}
     elif decision.comparison is not None or not _was_promoted(challenge):
-        registered = tracking.registered_version(storage, best.run, challenge.name)
+        registered = models.registered_version(storage, best.run, challenge.name)
         if registered is not None:
-            tracking.tag_version(storage, registered, tags | {tracking.NOT_PROMOTED_TAG: decision.reason})
-            tracking.describe_version(storage, registered, promotion_section(decision.sentence))
+            models.tag_version(storage, registered, tags | {NOT_PROMOTED_TAG: decision.reason})
+            models.describe_version(storage, registered, promotion_section(decision.sentence))
     if decision.outcome == "promoted":
         check_predicts(storage, champion, "the best run")
-        tracking.untag_version(storage, champion, tracking.NOT_PROMOTED_TAG)
-        tracking.describe_version(storage, champion, promotion_section(decision.sentence))
-    made_champion = None if previous is None else tracking.version_tags(storage, previous).get(DECISION_TAG)
+        models.untag_version(storage, champion, NOT_PROMOTED_TAG)
+        models.describe_version(storage, champion, promotion_section(decision.sentence))
+    made_champion = None if previous is None else models.version_tags(storage, previous).get(DECISION_TAG)
     if previous is None and decision.outcome == "kept":
         record(storage, row_of_promotion(decision, made_champion))
         raise WrongInput(f"'{challenge.name}' has no champion, and no run became it: {decision.reason}")
     if best.table is not None and not _is_older_than_served(best.table, champion, storage):
-        tags |= tracking.serving_tags(best.table, source)
+        tags |= serving_tags(best.table, source)
     if decision.outcome == "promoted" and previous is not None:
         # An alias has no history: this is the version to roll back to.
-        tags[tracking.PREVIOUS_TAG] = str(previous.version)
+        tags[models.PREVIOUS_TAG] = str(previous.version)
     row = row_of_promotion(decision, made_champion)
     if decision.outcome == "promoted":
         tags |= decision_tag(row)
     # Before the alias moves, so that it never names a version without its tags.
-    tracking.tag_version(storage, champion, tags)
+    models.tag_version(storage, champion, tags)
     pin_trained_versions(storage, best.table)
     if decision.outcome == "promoted":
-        if tracking.model_with_alias(storage, challenge.name, CHAMPION) != previous:
+        if models.model_with_alias(storage, challenge.name, CHAMPION) != previous:
             return None
-        tracking.set_alias(storage, champion, CHAMPION)
+        models.set_alias(storage, champion, CHAMPION)
     repair_aliases(storage, champion)
     if decision.outcome != "unchanged":
         record(storage, row)
@@ -213,20 +217,18 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
 
 def _was_promoted(challenge: Challenge) -> bool:
     """Return whether the run has been champion; a promotion that was killed may have registered it without that."""
-    return challenge.earlier is not None and CANDIDATES_TAG in tracking.version_tags(
-        challenge.storage, challenge.earlier
-    )
+    return challenge.earlier is not None and CANDIDATES_TAG in models.version_tags(challenge.storage, challenge.earlier)
 
 
 def _await_approval(challenge: Challenge, decision: Promotion) -> Promotion:
     """Register the run, with the alias `challenger`, and return the decision with that version."""
     storage = challenge.storage
-    challenger = tracking.register_run(storage, challenge.best.run, challenge.name, FILE_LIMITS)
+    challenger = models.register_run(storage, challenge.best.run, challenge.name, FILE_LIMITS)
     decision = decision.model_copy(update={"champion": challenger})
-    tracking.tag_version(storage, challenger, {tracking.PROMOTION_TAG: decision.sentence})
-    tracking.describe_version(storage, challenger, promotion_section(decision.sentence))
+    models.tag_version(storage, challenger, {models.PROMOTION_TAG: decision.sentence})
+    models.describe_version(storage, challenger, promotion_section(decision.sentence))
     pin_trained_versions(storage, challenge.best.table)
-    tracking.set_alias(storage, challenger, CHALLENGER)
+    models.set_alias(storage, challenger, CHALLENGER)
     return decision
 
 
@@ -235,7 +237,7 @@ def _is_older_than_served(table: TableRef, champion: ModelRef, storage: Storage)
 
     A run on an earlier version that loses must not replace the tag with the table's current version.
     """
-    of = tracking.evaluated_version(storage, champion)
+    of = evaluated_version(storage, champion)
     known = of.serves if of.table is None else (*of.serves, of.table)
     return any(table.table_id == other.table_id and table.version < other.version for other in known)
 
@@ -247,13 +249,13 @@ def check_promotion(promote: PromoteConfig, storage: Storage, table: TableRef, c
         WrongInput: As `check_comparable` and `check_pins`.
     """
     check_pins(storage, table)
-    name = promote.model_name or tracking.derived_model_name(table, storage)
-    champion = None if name is None else tracking.model_with_alias(storage, name, CHAMPION)
+    name = promote.model_name or derived_model_name(table, storage)
+    champion = None if name is None else models.model_with_alias(storage, name, CHAMPION)
     if name is None or champion is None:
         return
     future_run = EvaluatedRun(RunRef(run_id=""), 0.0, None, table, open_cache(cache).content_digest, cache)
     is_given = promote.model_name is not None
-    check_comparable(future_run, tracking.evaluated_version(storage, champion), name, is_given=is_given)
+    check_comparable(future_run, evaluated_version(storage, champion), name, is_given=is_given)
 
 
 def _with_table(tested: EvaluatedRun, table: TableRef | None) -> EvaluatedRun:
@@ -283,7 +285,7 @@ def _check_one_table(tested: Sequence[EvaluatedRun]) -> None:
 
 
 def _derived_name(tested: EvaluatedRun, storage: Storage) -> str:
-    name = None if tested.table is None else tracking.derived_model_name(tested.table, storage)
+    name = None if tested.table is None else derived_model_name(tested.table, storage)
     if name is None:
         raise WrongInput(
             f"promote.model_name is empty, and MLflow run '{tested.run.run_id}' does not record the source of its "

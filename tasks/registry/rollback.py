@@ -2,7 +2,6 @@
 
 import logging
 
-from tasks import tracking
 from tasks.config.promotion import RollbackConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
@@ -15,6 +14,11 @@ from tasks.registry.trial import check_predicts
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tables.snapshots import newest_snapshot
+from tasks.tracking import models
+from tasks.tracking.evaluated import evaluated_version
+from tasks.tracking.model_names import derived_model_name
+from tasks.tracking.server import reachable
+from tasks.tracking.trained_tables import serving_tags
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -37,8 +41,8 @@ def roll_back(rollback: RollbackConfig, storage: Storage, spark: SparkConfig = S
         TrackingUnavailable: The tracking server does not answer; another rollback completes the work.
     """
     name = rollback.model_name or _derived_name(storage, spark)
-    with tracking.reachable(storage), promotion_lock(storage, name):
-        champion = tracking.model_with_alias(storage, name, CHAMPION)
+    with reachable(storage), promotion_lock(storage, name):
+        champion = models.model_with_alias(storage, name, CHAMPION)
         if champion is None:
             raise WrongInput(f"the registered model '{name}' has no champion: run the flow promote first")
         record_pending(storage, champion)
@@ -61,17 +65,17 @@ def _roll_back(reason: str, champion: ModelRef, storage: Storage) -> Rollback:
         )
     check_predicts(storage, previous, "the previous champion")
     # The lock does not cover other machines.
-    if tracking.model_with_alias(storage, name, CHAMPION) != champion:
+    if models.model_with_alias(storage, name, CHAMPION) != champion:
         raise WrongInput(
             f"{name} version {champion.version} is not the champion any more, since another run promoted or rolled "
             "back meanwhile: look at the aliases in MLflow, and run the rollback again if it is still wanted"
         )
     done = Rollback(champion=previous, rolled_back=champion, reason=reason)
-    tracking.tag_version(storage, champion, {tracking.ROLLED_BACK_TAG: done.sentence})
+    models.tag_version(storage, champion, {models.ROLLED_BACK_TAG: done.sentence})
     row = row_of_rollback(done)
-    tracking.tag_version(storage, previous, _tables_of(champion, storage) | decision_tag(row))
+    models.tag_version(storage, previous, _tables_of(champion, storage) | decision_tag(row))
     repair_aliases(storage, previous)
-    tracking.set_alias(storage, previous, CHAMPION)
+    models.set_alias(storage, previous, CHAMPION)
     try:
         record(storage, row)
     except Exception as error:  # A failed run, for any reason, would be repeated, and would go back once more.
@@ -85,8 +89,8 @@ def _done_before(rollback: RollbackConfig, champion: ModelRef, storage: Storage)
     Raises:
         WrongInput: It was not rolled back, and is not the champion.
     """
-    version = tracking.numbered_version(storage, champion.name, str(rollback.version))
-    if version is None or tracking.ROLLED_BACK_TAG not in tracking.version_tags(storage, version):
+    version = models.numbered_version(storage, champion.name, str(rollback.version))
+    if version is None or models.ROLLED_BACK_TAG not in models.version_tags(storage, version):
         raise WrongInput(
             f"rollback.version is {rollback.version}, but the champion of '{champion.name}' is version "
             f"{champion.version}: give that version, or leave the setting empty"
@@ -96,16 +100,16 @@ def _done_before(rollback: RollbackConfig, champion: ModelRef, storage: Storage)
 
 def _tables_of(champion: ModelRef, storage: Storage) -> dict[str, str]:
     """Return the tags of the tables that a champion predicts, for the version that predicts them from now on."""
-    of = tracking.evaluated_version(storage, champion)
+    of = evaluated_version(storage, champion)
     tags: dict[str, str] = {}
     for table in (*of.serves, *(() if of.table is None else (of.table,))):
-        tags |= tracking.serving_tags(table, table.source)
+        tags |= serving_tags(table, table.source)
     return tags
 
 
 def _derived_name(storage: Storage, config: SparkConfig) -> str:
     found = try_without_spark(lambda spark: newest_snapshot(spark, storage.table("images")), config, storage)
-    name = None if found is None else tracking.derived_model_name(found.table, storage)
+    name = None if found is None else derived_model_name(found.table, storage)
     if name is None:
         raise WrongInput(
             f"rollback.model_name is empty, and no name follows from the table '{storage.table('images')}': set "

@@ -7,7 +7,6 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.exceptions import PrefectException
 from prefect.states import Completed
 
-from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.config.storage import SparkConfig, StorageConfig
@@ -22,6 +21,7 @@ from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.storage import Storage
 from tasks.text.markup import markdown_table, markdown_text
+from tasks.tracking import models
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -125,7 +125,7 @@ def publish_promotion(decision: Promotion, storage: Storage) -> None:
         key="promotion",
         description="Whether the best run became the champion, and why",
     )
-    page = mlflow_page(storage.tracking, tracking.model_location(decision.champion))
+    page = mlflow_page(storage.tracking, models.model_location(decision.champion))
     if page is not None:
         create_link_artifact(
             link=page,

@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tasks import tracking
 from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef
 from tasks.storage import Storage
+from tasks.tracking import models
+from tasks.tracking.classifier_files import check_registered, fetch_registered
 
 LOAD_SECONDS = 600
 """Time limit of loading a version in a process of its own, which imports torch."""
@@ -26,9 +27,9 @@ def check_predicts(storage: Storage, model: ModelRef, which: str) -> None:
     Raises:
         WrongInput: Its files differ from the registered ones, or it cannot be loaded.
     """
-    tracking.check_registered(tracking.version_tags(storage, model), model, FILE_LIMITS)
+    check_registered(models.version_tags(storage, model), model, FILE_LIMITS)
     with TemporaryDirectory(prefix="lakevision-trial-") as scratch:
-        folder = tracking.fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model")
+        folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model")
         why = predict_once(folder)
     if why is not None:
         raise WrongInput(

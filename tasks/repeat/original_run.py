@@ -4,7 +4,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks import tracking
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.frozen import RECORDED, added_settings
@@ -12,6 +11,7 @@ from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, explain
 from tasks.refs import Ref
 from tasks.storage import Storage
+from tasks.tracking.trained import LoggedTraining, logged_training, newest_training
 
 
 class OriginalRun(Ref):
@@ -49,7 +49,7 @@ def read_training(run_id: str | None, storage: Storage) -> OriginalRun:
     Raises:
         WrongInput: No such finished run exists, or its settings are invalid in this version.
     """
-    logged = tracking.logged_training(storage, run_id or tracking.newest_training(storage).run_id)
+    logged = logged_training(storage, run_id or newest_training(storage).run_id)
     try:
         return _parse(logged)
     except KeyError as error:
@@ -66,7 +66,7 @@ def read_training(run_id: str | None, storage: Storage) -> OriginalRun:
         ) from None
 
 
-def _parse(logged: tracking.LoggedTraining) -> OriginalRun:
+def _parse(logged: LoggedTraining) -> OriginalRun:
     config: dict[str, Any] = logged.config
     data, train = config["data"], config["train"]
     # A repetition removes no old checkpoints or caches.

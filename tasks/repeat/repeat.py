@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 import torch
 from safetensors.torch import load_file
 
-from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
 from tasks.launch.gpus import expected_gpu_obstacle
@@ -18,6 +17,7 @@ from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef, MetricPair, RepeatReport, RunRef
 from tasks.repeat.original_run import OriginalRun, read_training
 from tasks.storage import Storage
+from tasks.tracking.trained import REPEAT_TAG, download_weights
 from tasks.train.provenance import expected_provenance, make_provenance, provenance_changes
 from tasks.train.spec import TrainingSpec
 
@@ -124,7 +124,7 @@ def repeat_training(original: OriginalRun, cache: CacheRef, storage: Storage, ta
         distributed=None if ranks is None else ranks.on_this_machine(),
         cache=cache,
         storage=storage,
-        tags=tags | {tracking.REPEAT_TAG: original.run_id},
+        tags=tags | {REPEAT_TAG: original.run_id},
         repetition=_repetition_id(original, differences),
     )
     run = launch_ranks(spec)
@@ -156,7 +156,7 @@ def compare_metrics(before: dict[str, float], now: dict[str, float]) -> list[Met
 
 def _same_weights(storage: Storage, one: RunRef, other: RunRef) -> bool:
     with TemporaryDirectory() as folder:
-        files = [tracking.download_weights(storage, run, Path(folder)) for run in (one, other)]
+        files = [download_weights(storage, run, Path(folder)) for run in (one, other)]
         states = [load_file(file) for file in files]
     return states[0].keys() == states[1].keys() and all(
         torch.equal(value, states[1][name]) for name, value in states[0].items()

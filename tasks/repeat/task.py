@@ -2,7 +2,6 @@
 
 from prefect.artifacts import create_table_artifact
 
-from tasks import tracking
 from tasks.config.storage import SparkConfig
 from tasks.orchestration.task import flow_run_tags, stage
 from tasks.refs import CacheRef, RepeatReport, RunRef, TableRef
@@ -13,13 +12,14 @@ from tasks.storage import Storage
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import at_version
 from tasks.text.markup import in_cells
+from tasks.tracking.server import check_tracking
 
 
 @stage("read-training", timeout_seconds=1800)
 def read_original_run(run_id: str | None, storage: Storage) -> OriginalRun:
     """Read settings and data version of a finished MLflow run."""
     # Otherwise an unreachable server would look like a server without the run.
-    tracking.check_tracking(storage)
+    check_tracking(storage)
     return read_training(run_id, storage)
 
 

@@ -33,16 +33,21 @@ QUALITIES = (85, 70)
 
 def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     """Publish the artifacts of a run: tables of metrics and classes, the model card, and a link to MLflow."""
-    from tasks import tracking  # Here: it loads MLflow, which a process that starts ranks needs only at the end.
+    from tasks.tracking.runs import (  # Here: it loads MLflow, which a process that starts ranks needs only at the end.
+        SYSTEM_METRICS,
+        read_artifact,
+        run_location,
+        run_metrics,
+    )
 
-    metrics = tracking.run_metrics(storage, run)
-    wanted = {name: value for name, value in metrics.items() if not name.startswith(tracking.SYSTEM_METRICS)}
+    metrics = run_metrics(storage, run)
+    wanted = {name: value for name, value in metrics.items() if not name.startswith(SYSTEM_METRICS)}
     create_table_artifact(
         table=[in_cells({"metric": name, "value": four_digits(value)}) for name, value in sorted(wanted.items())],
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
-    page = mlflow_page(storage.tracking, tracking.run_location(storage, run))
+    page = mlflow_page(storage.tracking, run_location(storage, run))
     if page is not None:
         create_link_artifact(
             link=page,
@@ -51,7 +56,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
             description="The training run in MLflow: settings, metrics per epoch, figures, model card, and the model",
         )
     # Runs of older versions, which had no model cards, are reused as well.
-    if (table := tracking.read_artifact(storage, run, CLASSES_FILE)) is not None:
+    if (table := read_artifact(storage, run, CLASSES_FILE)) is not None:
         classes = json.loads(table)
         create_table_artifact(
             table=[
@@ -66,7 +71,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
             key=f"{key}-classes",
             description=f"Precision, recall and F1 of each class on the split test, MLflow run {run.run_id}",
         )
-    if (card := tracking.read_artifact(storage, run, MODEL_CARD_FILE)) is not None:
+    if (card := read_artifact(storage, run, MODEL_CARD_FILE)) is not None:
         create_markdown_artifact(
             f"{card.decode()}\n{_images(run, storage, page)}",
             key=f"{key}-model-card",
@@ -85,13 +90,14 @@ def _images(run: RunRef, storage: Storage, page: str | None) -> str:
     They are embedded as data URIs. An image artifact would be only a URL, but MLflow may be a database without a
     server, or a server that the browser cannot reach. They come last, for UIs that do not render them.
     """
-    from tasks import tracking
+    from tasks.tracking.runs import read_artifact
+    from tasks.tracking.server import runs_location
 
     names = (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE)
-    contents = {name: tracking.read_artifact(storage, run, name) for name in names}
+    contents = {name: read_artifact(storage, run, name) for name in names}
     figures = {name: content for name, content in contents.items() if content is not None}
     shown = [f"![{name}]({uri})" for name, uri in fit_images(figures, MAX_IMAGE_BYTES).items()]
-    everything = markdown_link("all training runs", mlflow_page(storage.tracking, tracking.runs_location(storage)))
+    everything = markdown_link("all training runs", mlflow_page(storage.tracking, runs_location(storage)))
     where = (
         "The figures in full size, tables and event files are artifacts of "
         f"{markdown_link('the MLflow run', page)}; {everything} are listed with their metrics."

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.storage import Storage
 from tasks.text.markup import markdown_code, markdown_link, markdown_table, markdown_text
+from tasks.tracking.models import PROMOTION_TAG, version_tags
+from tasks.tracking.runs import run_metrics
 
 SUMMARY_FILE = "summary.json"
 
@@ -53,7 +54,7 @@ class PipelineSummary(BaseModel):
 
 
 def _training(storage: Storage, run: RunRef) -> TrainingSummary:
-    metrics = tracking.run_metrics(storage, run)
+    metrics = run_metrics(storage, run)
     return TrainingSummary(
         run_id=run.run_id, val_accuracy=metrics["best_val_accuracy"], test_accuracy=metrics["test_accuracy"]
     )
@@ -82,7 +83,7 @@ def make_summary(
         test_accuracy=_training(storage, RunRef(run_id=champion.run_id)).test_accuracy,
         model=champion.name,
         version=champion.version,
-        decision=tracking.version_tags(storage, champion).get(tracking.PROMOTION_TAG, ""),
+        decision=version_tags(storage, champion).get(PROMOTION_TAG, ""),
         predictions=predictions.predicted,
         prediction_errors=predictions.errors,
         predict_images_per_second=round(predictions.predicted / predictions.seconds, 1)

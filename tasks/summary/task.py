@@ -5,7 +5,6 @@ from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
-from tasks import tracking
 from tasks.environment import mlflow_page
 from tasks.orchestration.task import stage
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
@@ -19,6 +18,8 @@ from tasks.summary.summary import (
     summary_markdown,
     write_summary,
 )
+from tasks.tracking.models import model_location
+from tasks.tracking.runs import read_artifact, run_location
 
 logger = logging.getLogger("lakevision.summary")
 
@@ -48,17 +49,17 @@ def summarize(
 def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelRef, path: Path) -> None:
     """Publish the summary and the champion's model card as artifacts of the Prefect run."""
     pages = {
-        training.run_id: mlflow_page(storage.tracking, tracking.run_location(storage, RunRef(run_id=training.run_id)))
+        training.run_id: mlflow_page(storage.tracking, run_location(storage, RunRef(run_id=training.run_id)))
         for training in (summary.single, summary.distributed)
         if training is not None
     }
-    model = mlflow_page(storage.tracking, tracking.model_location(champion))
+    model = mlflow_page(storage.tracking, model_location(champion))
     create_markdown_artifact(
         summary_markdown(summary, model, pages, path),
         key="summary",
         description="Results of the run, with links",
     )
-    if (card := tracking.read_artifact(storage, RunRef(run_id=champion.run_id), MODEL_CARD_FILE)) is not None:
+    if (card := read_artifact(storage, RunRef(run_id=champion.run_id), MODEL_CARD_FILE)) is not None:
         create_markdown_artifact(
             f"{card.decode().rstrip()}\n\n{promotion_section(summary.decision)}\n",
             key="champion-model-card",

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tasks import tracking
 from tasks.config.train import TrainConfig
 from tasks.model.device import choose_device, processor_name
 from tasks.model.precision import choose_precision, precision_name
 from tasks.system.cores import num_cores
+from tasks.tracking.runs import code_commit, package_versions, versions_in
+from tasks.tracking.tracked_run import TrackedRun
 
 UNKNOWN = "unknown"
 """Version of the code if neither git nor the container image has one."""
@@ -56,8 +57,8 @@ def current_provenance(
         processor=processor_name(device),
         precision=precision_name(precision, device),
         num_threads=num_threads or torch.get_num_threads(),
-        code=tracking.code_commit(),
-        versions=tracking.package_versions(),
+        code=code_commit(),
+        versions=package_versions(),
     )
 
 
@@ -80,10 +81,10 @@ def expected_provenance(
     return current_provenance(device, precision, train.num_threads or max(1, num_cores() // num_ranks))
 
 
-def recorded_provenance(run: tracking.TrackedRun) -> dict[str, str]:
+def recorded_provenance(run: TrackedRun) -> dict[str, str]:
     """Return the provenance that an MLflow run had when it was opened; for a new run only the code."""
     logged = {name: run.params.get(name) for name in ("device", "processor", "precision", "num_threads")}
-    return make_provenance(**logged, code=run.code_version, versions=tracking.versions_in(run.params))
+    return make_provenance(**logged, code=run.code_version, versions=versions_in(run.params))
 
 
 def provenance_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

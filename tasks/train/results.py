@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from tasks import tracking
 from tasks.credentials import without_credentials
 from tasks.metrics.evaluate import PrecisionDifference
 from tasks.model.device import processor_name
@@ -26,9 +25,13 @@ from tasks.report.report import log_report
 from tasks.spark.session import NeedsSpark
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source
+from tasks.tracking import runs
 from tasks.tracking.datasets import TrainingData
+from tasks.tracking.evaluated import recorded_table
 from tasks.tracking.runs import FLOW_SOURCE_TAG, RESUMED_WITH_CHANGES_TAG
-from tasks.tracking.tracked_run import TrackedRun
+from tasks.tracking.sender import MetricSender
+from tasks.tracking.server import translate_outage
+from tasks.tracking.tracked_run import TrackedRun, tracked_run
 from tasks.tracking.trained import REPEAT_TAG
 from tasks.tracking.trained_tables import TABLE_ID_TAG
 from tasks.train.checkpoint import Checkpoints
@@ -47,27 +50,27 @@ SEND_SECONDS = 2.0
 
 def find_resume_point(spec: TrainingSpec, checkpoints: Checkpoints) -> ResumePoint:
     """Return the state that earlier processes left of the training run; the caller holds its lock."""
-    with tracking.translate_outage(spec.storage):
+    with translate_outage(spec.storage):
         storage, key = spec.storage, spec.key
-        finished = tracking.find_finished_run(storage, *spec.keys)
+        finished = runs.find_finished_run(storage, *spec.keys)
         if finished is not None:
             end_checkpoints(spec)  # The process that finished it may have been killed before.
             return ResumePoint(finished=finished)
         name, resume = checkpoints.newest()
         if name is not None and continued_run(spec, checkpoints.peek(name)) is not None:
             resume = None  # The run of fewer epochs stays as it is.
-        if resume is None or not tracking.has_run(storage, resume):
+        if resume is None or not runs.has_run(storage, resume):
             # Killed before its first checkpoint; or the MLflow run was deleted, and training resumes in another one.
-            resume = tracking.find_unfinished_run(storage, key)
+            resume = runs.find_unfinished_run(storage, key)
         for own in spec.keys:
-            tracking.end_abandoned_runs(storage, own, keep=resume)
+            runs.end_abandoned_runs(storage, own, keep=resume)
         return ResumePoint(checkpoint=name, resume=resume)
 
 
 class Record:
     """The open MLflow run of a training run: epochs and tags are sent to it while it trains, and results at the end."""
 
-    def __init__(self, run: TrackedRun, sender: tracking.MetricSender, progress: Progress) -> None:
+    def __init__(self, run: TrackedRun, sender: MetricSender, progress: Progress) -> None:
         self.run_id = run.run_id
         self._run = run
         self._sender = sender
@@ -82,7 +85,7 @@ class Record:
             continued: MLflow run of fewer epochs that this one continues; None if the checkpoint is of this run.
         """
         if continued:
-            self.set_tag(tracking.CONTINUES_TAG, continued)
+            self.set_tag(runs.CONTINUES_TAG, continued)
         self._num_logged = len(self._progress.history)
         self._sent_epochs = self._sender.steps_sent("val_loss")
         self.send_epochs()
@@ -114,7 +117,7 @@ class Record:
 
     def set_batch_size(self, phase: int) -> None:
         """Set the tag with the batch size that was chosen for a phase."""
-        self.set_tag(f"{tracking.BATCH_SIZE_TAG}{phase}", str(self._progress.batch_size))
+        self.set_tag(f"{runs.BATCH_SIZE_TAG}{phase}", str(self._progress.batch_size))
 
     def send_epochs(self) -> None:
         """Send and log the epochs that were not sent or logged yet, also those that an earlier process trained."""
@@ -159,14 +162,14 @@ def open_record(context: TrainingContext, progress: Progress, resume: str | None
         resume: Id of the MLflow run to resume; None starts another one.
     """
     storage = context.spec.storage
-    if resume is not None and (table := tracking.recorded_table(storage, resume)):
+    if resume is not None and (table := recorded_table(storage, resume)):
         # Another version, or another table with the same bytes, may have asked meanwhile.
         context.manifest = context.manifest.model_copy(update={"table": table})
     data = training_data(context)
     name, config, tags = run_name(context), run_config(context, data), run_tags(context)
-    with tracking.tracked_run(storage, name, context.spec.key, config, tags, resume) as run:
+    with tracked_run(storage, name, context.spec.key, config, tags, resume) as run:
         run.log_data(data)
-        yield Record(run, tracking.MetricSender(storage, run.run_id), progress)
+        yield Record(run, MetricSender(storage, run.run_id), progress)
 
 
 def training_data(context: TrainingContext) -> TrainingData:

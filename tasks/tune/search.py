@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import optuna
 
-from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TuneConfig, with_values
 from tasks.errors import SubmittedRunCancelled, WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage
+from tasks.tracking.searches import parent_run, trial_tags
 from tasks.train.spec import TrainingSpec
 from tasks.tune.space import distributions, fit_to_data, study_name, trial_config
 from tasks.tune.study import (
@@ -211,11 +211,11 @@ def search_parameters(
             logger.info("%d trials of an earlier run ended without a value: they are retried", lost)
         fixed = train.model_dump(exclude=set(tune.space))
         parameters = {"train": fixed, "tune": tune.decisive(), "cache": {"digest": cache.digest}}
-        with tracking.parent_run(storage, f"tune-{train.model}", f"study-{name}", parameters, tags) as parent:
+        with parent_run(storage, f"tune-{train.model}", f"study-{name}", parameters, tags) as parent:
 
             def start_trial(number: int, values: dict[str, Any]) -> RunningTrial:
                 config = trial_config(train, tune, values)
-                under = tags | tracking.trial_tags(parent.run_id, number)
+                under = tags | trial_tags(parent.run_id, number)
                 spec = TrainingSpec(train=config, distributed=None, cache=cache, storage=storage, tags=under)
                 return start(TrialStart(spec, name, number, tune, parent.run_id))
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
-from tasks import tracking
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun, TuneConfig, TuneRun
 from tasks.environment import mlflow_page
@@ -22,6 +21,9 @@ from tasks.submission.task import SubmittedRun, submit
 from tasks.system.cores import gpus_for
 from tasks.system.slots import take_slot
 from tasks.text.markup import in_cells
+from tasks.tracking.runs import find_finished_run, run_location
+from tasks.tracking.searches import trial_tags
+from tasks.tracking.server import check_tracking
 from tasks.train.spec import TrainingSpec, run_keys
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThread, search_parameters
 from tasks.tune.space import check_search_sizes
@@ -35,7 +37,7 @@ def check_searchable(config: TuneRun, storage: Storage) -> None:
     """Check tracking server, models, weights and work pool, before a cache is built."""
     from tasks.tune.space import check_search
 
-    tracking.check_tracking(storage)
+    check_tracking(storage)
     on_pool = where_to_run(config.tune) == "work_pool"
     check_search(config, here=not on_pool)
     if on_pool:
@@ -91,7 +93,7 @@ def publish_search(result: SearchResult, searched: Sequence[str], storage: Stora
         key="tune-best",
         description=f"Best settings and their {monitor}, MLflow run {result.run_id}",
     )
-    page = mlflow_page(storage.tracking, tracking.run_location(storage, RunRef(run_id=result.run_id)))
+    page = mlflow_page(storage.tracking, run_location(storage, RunRef(run_id=result.run_id)))
     if page is not None:
         create_link_artifact(
             link=page,
@@ -108,7 +110,7 @@ def submit_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: 
     Nothing is submitted if the trials run in place, or if a finished run has these settings.
     """
     keys = run_keys(train, cache, None)
-    if found := tracking.find_finished_run(storage, *keys):
+    if found := find_finished_run(storage, *keys):
         return skipped(False, f"MLflow run {found.run_id} has already completed this training run")
     if where_to_run(tune) == "in_place":
         return skipped(False, "without a work pool the best settings are trained in place")
@@ -123,7 +125,7 @@ def train_trial_here(config: TrialRun, cache: CacheRef, storage: Storage) -> Tri
     """Train a trial of a study, or the best settings in full; the search decides whether a failed trial is retried."""
     tags = flow_run_tags()
     if config.parent_run_id is not None:
-        tags |= tracking.trial_tags(config.parent_run_id, config.number)
+        tags |= trial_tags(config.parent_run_id, config.number)
     spec = TrainingSpec(train=config.train, distributed=None, cache=cache, storage=storage, tags=tags)
     with take_slot(gpus_for(config.train.device), config.train.timeout_seconds) as slot:
         # Runs in lower slots share the machine at the same time, even those of another search.

@@ -10,11 +10,12 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 
-from tasks import tracking
 from tasks.config.tune import TuneConfig
 from tasks.errors import Diverged, WrongInput
 from tasks.launch.launcher import launch_ranks
 from tasks.refs import RunRef, TrialReport
+from tasks.tracking.runs import find_finished_run, run_metrics
+from tasks.tracking.searches import find_newest_run, mark_pruned
 from tasks.train.checkpoint_files import remove_checkpoints
 from tasks.train.spec import TrainingSpec
 from tasks.tune.study import ERROR, RUN_ID, open_study
@@ -92,12 +93,12 @@ def run_trial(
     study = open_study(spec.storage, study_name, spec.train, tune, create=False)
     trial = get_trial(study, number)
     try:
-        run = tracking.find_finished_run(spec.storage, *spec.keys) or launch_ranks(spec, make_reporter(trial), stop)
+        run = find_finished_run(spec.storage, *spec.keys) or launch_ranks(spec, make_reporter(trial), stop)
         return _report_complete(spec, trial, run)
     except Pruned:
-        if finished := tracking.find_finished_run(spec.storage, *spec.keys):
+        if finished := find_finished_run(spec.storage, *spec.keys):
             return _report_complete(spec, trial, finished)  # It finished before the signal arrived.
-        run_id = tracking.mark_pruned(spec.storage, spec.key)
+        run_id = mark_pruned(spec.storage, spec.key)
         _remove_checkpoint(spec)
         trial.set_user_attr(RUN_ID, run_id)
         pruned = study.tell(number, state=TrialState.PRUNED)
@@ -105,7 +106,7 @@ def run_trial(
         return TrialReport(number=number, state="pruned", value=pruned.value, run_id=run_id)
     except Diverged as error:
         logger.warning("trial %d: %s", number, error)
-        run_id = tracking.find_newest_run(spec.storage, spec.key)
+        run_id = find_newest_run(spec.storage, spec.key)
         trial.set_user_attr(RUN_ID, run_id)
         trial.set_user_attr(ERROR, str(error))
         # Optuna ranks a pruned trial by its last value: NaN is the worst.
@@ -121,7 +122,7 @@ def run_trial(
 
 def _report_complete(spec: TrainingSpec, trial: Trial, run: RunRef) -> TrialReport:
     trial.set_user_attr(RUN_ID, run.run_id)
-    value = tracking.run_metrics(spec.storage, run)[f"best_{spec.train.monitor}"]
+    value = run_metrics(spec.storage, run)[f"best_{spec.train.monitor}"]
     trial.study.tell(trial.number, value)
     return TrialReport(number=trial.number, state="complete", value=value, run_id=run.run_id)
 

@@ -20,10 +20,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.environment import rank_environment
 from tasks.storage import resolve_storage
+from tasks.tracking.server import prepare_tracking
 from tests.benchmarks import train_data
 from tests.benchmarks.figures import Figure, write_figures
 from tests.benchmarks.peers import log_file
@@ -59,7 +59,7 @@ def time_to_best(data: Path, folder: Path, num_rounds: int, num_pairs: int, log:
     step_1 = 0.0
     for seed in range(1, num_rounds + 1):
         # Not timed: MLflow's database belongs to the home, and exists wherever a warm cache does.
-        tracking.prepare_tracking(resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed)))))
+        prepare_tracking(resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed)))))
         mine = run_to_best("ours", folder, weights, seed, log)
         ours_best.append(max(row.get("accuracy", 0.0) for row in mine))
         ours_test.append(mine[-1]["test_accuracy"])

@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from tasks import tracking
 from tasks.collectives import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
@@ -31,6 +30,8 @@ from tasks.metrics.calibration import CalibrationSums
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.decode import decode_pixels
 from tasks.storage import resolve_storage
+from tasks.tracking.runs import run_metrics
+from tasks.tracking.trained import download_weights
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.benchmarks.figures import Figure, write_figures
@@ -87,8 +88,8 @@ def train_once(source: Path, side: int, settings: dict[str, Any], seed: int, fol
     )
     storage = resolve_storage(StorageConfig(home=str(folder / "home")))
     run = train_model(TrainingSpec(train=TrainConfig(seed=seed, **settings), cache=cache, storage=storage))
-    metrics = tracking.run_metrics(storage, run)
-    weights = tracking.download_weights(storage, run, folder)
+    metrics = run_metrics(storage, run)
+    weights = download_weights(storage, run, folder)
     found = ImageClassifier.load(weights.parent).predict([file.read_bytes() for file in parts["test"]], top_k=1)
     floor = floor_of([one.probability for one in found if one.probability is not None])
     return (

@@ -116,13 +116,13 @@ def register_model(inputs: Inputs, side: int = SIDE) -> None:
     """Register a network as champion, with the weights of $LAKEVISION_TEST_DATA if it is set, else random ones."""
     import torch
 
-    from tasks import tracking
     from tasks.config.promotion import PromoteConfig
     from tasks.model_package.classifier import save_classifier
     from tasks.model_package.network import build_network
     from tasks.model_package.serving import computes_bf16
     from tasks.refs import RunRef
     from tasks.registry.promote import promote_best
+    from tasks.tracking.tracked_run import tracked_run
 
     storage = inputs.storage()
     network = build_network(MODEL, NUM_CLASSES)
@@ -134,7 +134,7 @@ def register_model(inputs: Inputs, side: int = SIDE) -> None:
     save_classifier(inputs.package, MODEL, network.state_dict(), classes, side, precision=precision)
     data_of = {"table": "", "version": 0, "table_id": "", "source": "", "content_digest": "x", "rows": {"test": 10}}
     config = {"cache": {"digest": "one"}, "data": data_of}
-    with tracking.tracked_run(storage, "benchmark", inputs.model, config, {}, None) as run:
+    with tracked_run(storage, "benchmark", inputs.model, config, {}, None) as run:
         run.log_metrics({"test_accuracy": 0.9, "best_val_accuracy": 0.9}, step=0)
         run.log_model(inputs.package)
     promote_best([RunRef(run_id=run.run_id)], PromoteConfig(model_name=inputs.model), storage)

@@ -18,9 +18,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.storage import resolve_storage
+from tasks.tracking.server import prepare_tracking
 from tests.benchmarks import train_data
 from tests.benchmarks.accuracy import WITHIN, run_to_best, seconds_to
 from tests.benchmarks.figures import Figure, write_figures
@@ -46,7 +46,7 @@ def train_all(data: Path, folder: Path, num_seeds: int, log: Any) -> dict[str, l
     runs: dict[str, list[Rows]] = {kind: [] for kind in KINDS}
     for seed in range(1, num_seeds + 1):
         # Not timed: MLflow's database belongs to the home, and exists wherever a warm cache does.
-        tracking.prepare_tracking(resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed)))))
+        prepare_tracking(resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed)))))
         for kind, title in KINDS.items():
             rows = run_to_best(kind, folder, weights, seed, log)
             runs[kind].append(rows)

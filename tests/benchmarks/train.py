@@ -153,13 +153,13 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     """Train for `seconds` with full logging, and return the share of time outside training and validation steps."""
     import mlflow
 
-    from tasks import tracking
     from tasks.cache.manifest import read_manifest
     from tasks.config.storage import StorageConfig
     from tasks.config.train import TrainConfig
     from tasks.launch.launcher import launch_ranks
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
+    from tasks.tracking.server import prepare_tracking
     from tasks.train.spec import TrainingSpec
 
     url = str(folder / "uint8")
@@ -169,7 +169,7 @@ def time_outside(folder: Path, seconds: int) -> Figure:
     train = TrainConfig(
         model="mobilenet_v2", weights="none", freeze_backbone=False, max_epochs=1000, patience=1000, max_seconds=seconds
     )
-    tracking.prepare_tracking(storage)  # Every flow does this before its first stage.
+    prepare_tracking(storage)  # Every flow does this before its first stage.
     began = time.perf_counter()
     spec = TrainingSpec(train=train, distributed=None, cache=CacheRef(url=url, digest=manifest.digest), storage=storage)
     run = launch_ranks(spec)

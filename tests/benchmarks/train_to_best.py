@@ -43,7 +43,6 @@ def report(**values: float) -> None:
 
 def ours(name: str, folder: Path, weights: Path, seed: int) -> None:
     """Train with the settings of a name and tracking, from a cache without cached features."""
-    from tasks import tracking
     from tasks.cache.manifest import read_manifest
     from tasks.config.distributed import DistributedConfig
     from tasks.config.storage import StorageConfig
@@ -51,6 +50,7 @@ def ours(name: str, folder: Path, weights: Path, seed: int) -> None:
     from tasks.launch.launcher import launch_ranks
     from tasks.refs import CacheRef
     from tasks.storage import resolve_storage
+    from tasks.tracking.runs import run_metrics
     from tasks.train.spec import TrainingSpec
     from tests.benchmarks import train_data
 
@@ -68,7 +68,7 @@ def ours(name: str, folder: Path, weights: Path, seed: int) -> None:
         ),
         lambda event: report(epoch=event["epoch"], accuracy=event["val_accuracy"]),
     )
-    report(test_accuracy=tracking.run_metrics(storage, run)["test_accuracy"])
+    report(test_accuracy=run_metrics(storage, run)["test_accuracy"])
 
 
 def recipe(folder: Path, weights: Path, seed: int, step: int) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 
-from tasks import tracking
 from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.refs import ModelRef, RunRef
 from tasks.registry import trial
@@ -27,6 +26,7 @@ from tasks.registry.promote import promote_best
 from tasks.registry.rollback import roll_back
 from tasks.storage import Storage
 from tasks.tables.snapshots import latest
+from tasks.tracking import models
 from tests.builders.delta_rows import delta_rows
 from tests.builders.processes import ROOT, plain_environment
 from tests.builders.trials import predict_here
@@ -84,7 +84,7 @@ def prepare(storage: Storage, folder: Path) -> Prepared:
     promoted = copied(storage, folder / "promoted")
     STAGES["promote"](promoted, second)
     unusable = copied(storage, folder / "unusable")
-    tracking.tag_version(unusable, ModelRef(name=NAME, version=1, run_id=first.run_id), UNUSABLE)
+    models.tag_version(unusable, ModelRef(name=NAME, version=1, run_id=first.run_id), UNUSABLE)
     storages = dict.fromkeys(("promote", "keep"), storage) | dict.fromkeys(("stay", "replace"), unusable)
     return Prepared(storages | {"rollback": promoted}, second)
 
@@ -149,20 +149,20 @@ def state_of(storage: Storage) -> dict[str, Any]:
     """
     versions: dict[str, Any] = {}
     number = 1
-    while (version := tracking.numbered_version(storage, NAME, str(number))) is not None:
-        tags = tracking.version_tags(storage, version)
-        tags.pop(tracking.PROMOTION_TAG, None)  # The sentence of the last run, which may find the work done.
+    while (version := models.numbered_version(storage, NAME, str(number))) is not None:
+        tags = models.version_tags(storage, version)
+        tags.pop(models.PROMOTION_TAG, None)  # The sentence of the last run, which may find the work done.
         if DECISION_TAG in tags:
             tags[DECISION_TAG] = str(_without_moment(json.loads(tags[DECISION_TAG])))
         versions[str(number)] = (version.run_id, {tag: value.replace(storage.home, "~") for tag, value in tags.items()})
         number += 1
     rows = deltalake.DeltaTable(storage.table("promotions")).to_pyarrow_table().sort_by("decided_at").to_pylist()
     predictions = delta_rows(deltalake.DeltaTable(storage.table("predictions"))).to_pylist()
-    aliases = {name: tracking.model_with_alias(storage, NAME, name) for name in (CHAMPION, CHALLENGER, PREVIOUS)}
+    aliases = {name: models.model_with_alias(storage, NAME, name) for name in (CHAMPION, CHALLENGER, PREVIOUS)}
     return {
         "aliases": {name: None if found is None else found.version for name, found in aliases.items()},
         "versions": versions,
-        "model": tracking.model_tags(storage, NAME),
+        "model": models.model_tags(storage, NAME),
         "decisions": [_without_moment(row) for row in rows],
         "predictions": sorted((row["sha256"], row["model_version"], row["label"]) for row in predictions),
     }

@@ -16,13 +16,13 @@ from typing import Any
 import mlflow
 import psutil
 
-from tasks import tracking
 from tasks.config.train import TrainConfig
 from tasks.errors import RankStalled
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.restarts import RankFailed
 from tasks.refs import RunRef
 from tasks.storage import Storage
+from tasks.tracking.server import prepare_tracking
 from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
 from tests.builders.processes import ROOT
@@ -208,7 +208,7 @@ def logged_epochs(run: RunRef, storage: Storage) -> list[int]:
 def runs_in(storage: Storage) -> list[tuple[str, str]]:
     """Return id and status of every MLflow run of the training experiment."""
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    return [(run.info.run_id, run.info.status) for run in client.search_runs([tracking.prepare_tracking(storage)])]
+    return [(run.info.run_id, run.info.status) for run in client.search_runs([prepare_tracking(storage)])]
 
 
 def has_no_running(storage: Storage) -> bool:

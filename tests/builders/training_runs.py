@@ -7,13 +7,14 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.launcher import launch_ranks
 from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
+from tasks.tracking.classifier_files import fetch_registered
+from tasks.tracking.models import register_run
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 
@@ -53,8 +54,8 @@ def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **setti
 
 def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights that the run logged."""
-    model = tracking.register_run(storage, run, f"model-{run.run_id}", FILE_LIMITS)
-    package = tracking.fetch_registered(storage, model, FILE_LIMITS, folder / run.run_id)
+    model = register_run(storage, run, f"model-{run.run_id}", FILE_LIMITS)
+    package = fetch_registered(storage, model, FILE_LIMITS, folder / run.run_id)
     return load_file(package / WEIGHTS_FILE)
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
@@ -14,6 +13,7 @@ from tasks.predict.batch import predict_batch
 from tasks.refs import CacheRef, PredictReport, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tables.snapshots import newest_snapshot
+from tasks.tracking.tracked_run import tracked_run
 
 CLASSES = ("blue", "green", "red")
 
@@ -60,7 +60,7 @@ def log_run(
             "rows": {"test": 10},
         },
     }
-    with tracking.tracked_run(storage, "test", f"key-{seed}", config, {}, None) as tracked:
+    with tracked_run(storage, "test", f"key-{seed}", config, {}, None) as tracked:
         val_accuracy = accuracy if val_accuracy is None else val_accuracy
         tracked.log_metrics({"test_accuracy": accuracy, "best_val_accuracy": val_accuracy}, step=0)
         tracked.log_model(folder)

@@ -15,7 +15,6 @@ import torch
 import torchvision
 from safetensors.torch import load_file
 
-from tasks import tracking
 from tasks.collectives import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
@@ -24,6 +23,8 @@ from tasks.metrics.evaluate import EpochMetrics
 from tasks.refs import TEST, TRAIN, VAL, CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.system.signals import interrupt_on
+from tasks.tracking.runs import run_metrics
+from tasks.tracking.trained import download_weights
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec, run_key
@@ -239,13 +240,13 @@ def check_resumed(
 
 def logged_weights(storage: Storage, run: RunRef, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights that the run logged."""
-    return load_file(tracking.download_weights(storage, run, folder))
+    return load_file(download_weights(storage, run, folder))
 
 
 def logged_metrics(storage: Storage, run: RunRef) -> dict[str, list[tuple[int, float]]]:
     """Return steps and values of every logged metric except timings."""
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     names = {field.name for field in fields(EpochMetrics)} - TIMINGS - {"epoch"}
-    measured = tracking.run_metrics(storage, run).keys()
+    measured = run_metrics(storage, run).keys()
     names |= {name for name in measured if name.startswith(("best_", "test_"))}
     return {name: [(one.step, one.value) for one in client.get_metric_history(run.run_id, name)] for name in names}

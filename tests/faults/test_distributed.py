@@ -15,13 +15,13 @@ import torch
 from prefect.states import Cancelling
 
 from deployments.stack_processes import LocalStack
-from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.launcher import launch_ranks
 from tasks.refs import CacheRef
 from tasks.storage import Storage, resolve_storage
+from tasks.tracking.runs import find_finished_run
 from tasks.train.checkpoint_files import newest_position
 from tasks.train.spec import TrainingSpec
 from tests.builders.chromium import chromium, log_in
@@ -78,7 +78,7 @@ def assert_completed(running: Running, run: UUID, storage: Storage, folder: Path
     """Wait for the end of a run: it has the undisturbed weights, each epoch once, and no other run is left."""
     wait_until(partial(is_final, running.stack, run))
     assert state_type(running.stack, run) == "COMPLETED"
-    trained = tracking.find_finished_run(storage, running.spec(storage).key)
+    trained = find_finished_run(storage, running.spec(storage).key)
     assert trained is not None
     found = weights(trained, storage, folder)
     assert all(torch.equal(found[name], running.expected[name]) for name in running.expected)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.model_package.description import FILE_LIMITS
 from tasks.registry.aliases import CHAMPION
 from tasks.registry.judged import JUDGED_TAG
 from tasks.registry.trial import check_predicts
 from tasks.storage import resolve_storage
+from tasks.tracking.models import model_with_alias, version_tags
 from tests.builders.killed_promotions import (
     NAME,
     STAGES,
@@ -53,8 +53,8 @@ def test_run_after_a_kill_equals_an_undisturbed_run(prepared, tmp_path, draw, st
         num_killed += lasted is None
         took = lasted or took  # On a machine with other work, the duration changes.
 
-        champion = tracking.model_with_alias(storage, NAME, CHAMPION)
-        tags = tracking.version_tags(storage, champion)
+        champion = model_with_alias(storage, NAME, CHAMPION)
+        tags = version_tags(storage, champion)
         assert {"candidates", "test_accuracy", "lakevision.decision", "lakevision.promotion"} <= tags.keys()
         assert {f"lakevision.sha256.{file}" for file in FILE_LIMITS} <= tags.keys()
         if UNUSABLE.items() <= tags.items():

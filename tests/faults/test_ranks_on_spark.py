@@ -7,12 +7,12 @@ import mlflow
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.launch.launcher import launch_ranks
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
+from tasks.tracking.runs import RESTARTS_TAG
 from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.killed_ranks_on_cluster import VICTIMS
@@ -77,7 +77,7 @@ def test_run_is_completed_after_the_loss_of_a_process(tmp_path, draw, victim):
             assert logged_epochs(run, storage) == list(range(TRAIN.max_epochs))
             assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
             tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
-            assert int(tags[tracking.RESTARTS_TAG]) in (1, 2, 3)
+            assert int(tags[RESTARTS_TAG]) in (1, 2, 3)
     assert rank_processes(str(tmp_path)) == []
 
 
@@ -129,6 +129,6 @@ def test_agent_that_fails_at_its_start_is_started_again(tmp_path, backend):
         assert logged_epochs(run, storage) == [0, 1]
         assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
         tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
-        assert tags[tracking.RESTARTS_TAG] == "1"
+        assert tags[RESTARTS_TAG] == "1"
         assert len((site / "started").read_text().splitlines()) == 4
     assert rank_processes(str(tmp_path)) == []

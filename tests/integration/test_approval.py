@@ -13,7 +13,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tasks import tracking
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import StorageConfig
 from tasks.refs import RunRef
@@ -21,6 +20,7 @@ from tasks.registry.aliases import CHAMPION
 from tasks.registry.promote import promote_best
 from tasks.storage import Storage, resolve_storage
 from tasks.tables.snapshots import latest
+from tasks.tracking.models import model_with_alias
 from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
 from tests.builders.prefect_databases import home_with_databases
 from tests.builders.stack import Up, running_up
@@ -64,7 +64,7 @@ def storage_of(up: Up) -> Storage:
 
 def champion(up: Up) -> int:
     """Return the number of the champion's version."""
-    found = tracking.model_with_alias(storage_of(up), NAME, CHAMPION)
+    found = model_with_alias(storage_of(up), NAME, CHAMPION)
     assert found is not None
     return found.version
 

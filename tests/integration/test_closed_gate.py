@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.errors import WrongInput
@@ -23,6 +22,8 @@ from tasks.registry.promote import promote_best
 from tasks.registry.rollback import roll_back
 from tasks.schema import PREDICTIONS
 from tasks.tables.snapshots import newest_snapshot
+from tasks.tracking.classifier_files import fetch_registered
+from tasks.tracking.models import model_with_alias
 from tests.builders.delta_rows import delta_rows
 from tests.builders.untrained_model import log_run
 
@@ -35,7 +36,7 @@ CAFE = "Caf\u00e9"
 
 def champion(storage) -> ModelRef | None:
     """Return the version with the alias `champion`."""
-    return tracking.model_with_alias(storage, NAME, CHAMPION)
+    return model_with_alias(storage, NAME, CHAMPION)
 
 
 def stored_bytes(file: Path) -> bytes:
@@ -111,7 +112,7 @@ def test_error_that_may_pass_and_a_wrong_setting_replace_no_champion(source, sto
     before = promote_best([first], NAMED, storage).champion
     run = log_run(storage, tmp_path, 2, 0.9, table=table)
     settings = ANY_FIGURES.model_copy(update={"replace_unusable": True, "allow_fewer_classes": True})
-    fetch = tracking.fetch_registered
+    fetch = fetch_registered
 
     def fail_for_champion(storage, model, *rest):
         if model == before:
@@ -119,7 +120,7 @@ def test_error_that_may_pass_and_a_wrong_setting_replace_no_champion(source, sto
         return fetch(storage, model, *rest)
 
     with monkeypatch.context() as failing:
-        failing.setattr(tracking, "fetch_registered", fail_for_champion)
+        failing.setattr("tasks.predict.champion.fetch_registered", fail_for_champion)
         with pytest.raises(OSError, match="Input/output error"):
             promote_best([run], settings, storage)
     with pytest.raises(WrongInput, match=r"predict\.min_probability is 0\.5, but 'unsure' is a class of the model"):

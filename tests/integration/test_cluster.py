@@ -13,11 +13,11 @@ import mlflow
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import resolve_storage
+from tasks.tracking.runs import RESTARTS_TAG
 from tasks.train.spec import TrainingSpec
 from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
@@ -147,7 +147,7 @@ def test_ranks_on_the_executors_train_as_on_this_machine(cluster, tmp_path) -> N
     assert done["left"] == []
     run = RunRef(run_id=done["remote"])
     tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
-    assert tags[tracking.RESTARTS_TAG] in {"1", "2", "3"}
+    assert tags[RESTARTS_TAG] in {"1", "2", "3"}
     assert logged_epochs(run, storage) == list(range(EPOCHS))
     assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
     found = weights(run, storage, tmp_path)

@@ -8,7 +8,6 @@ import mlflow
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.errors import HostLost
@@ -16,6 +15,7 @@ from tasks.launch import launcher
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.restarts import RanksLost
 from tasks.storage import resolve_storage
+from tasks.tracking.runs import RESTARTS_TAG, run_metrics
 from tasks.train.spec import TrainingSpec
 from tests.builders.killed_training import (
     killed_at_checkpoints,
@@ -72,13 +72,11 @@ def test_run_that_loses_a_rank_and_a_host_equals_the_undisturbed_one(storage, tm
         assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-7), name
     # It began at 0: how far training has moved the weights.
     assert expected["network.features.0.bias"].abs().max() > 1e-5
-    metrics = tracking.run_metrics(storage, run)
-    assert metrics["best_val_loss"] == pytest.approx(
-        tracking.run_metrics(other, undisturbed)["best_val_loss"], rel=1e-6
-    )
+    metrics = run_metrics(storage, run)
+    assert metrics["best_val_loss"] == pytest.approx(run_metrics(other, undisturbed)["best_val_loss"], rel=1e-6)
     assert logged_epochs(run, storage) == list(range(TRAIN.max_epochs))
     assert runs_beside(run, storage) == [(run.run_id, "FINISHED")]
     tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
-    assert tags[tracking.RESTARTS_TAG] == "2"
+    assert tags[RESTARTS_TAG] == "2"
     assert own_ranks() == []
     assert not list(storage.checkpoints.glob("*/*.pt"))

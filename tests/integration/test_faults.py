@@ -10,7 +10,6 @@ import deltalake
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.cache.materialize import materialize_cache
 from tasks.config.distributed import DistributedConfig
 from tasks.config.promotion import PromoteConfig, RollbackConfig
@@ -25,6 +24,7 @@ from tasks.registry.rollback import roll_back
 from tasks.registry.trial import check_predicts
 from tasks.spark.gateway import SparkFailed
 from tasks.spark.session import spark_session
+from tasks.tracking.models import model_with_alias, set_alias, version_tags
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.concurrent_runs import find_waiting_run, ingest_changing_source, start_two_runs
@@ -127,8 +127,8 @@ def test_promotion_and_rollback_after_a_kill_equal_undisturbed_ones(storage, tmp
         STAGES[stage](expected, prepared.run)
         storage = copied(prepared.storages[stage], tmp_path / stage)
         run_and_kill(stage, storage, prepared.run, draw.uniform(0, 1))
-        champion = tracking.model_with_alias(storage, "photos", CHAMPION)
-        assert "lakevision.decision" in tracking.version_tags(storage, champion)
+        champion = model_with_alias(storage, "photos", CHAMPION)
+        assert "lakevision.decision" in version_tags(storage, champion)
         check_predicts(storage, champion, "the champion")
 
         STAGES[stage](storage, prepared.run)
@@ -168,7 +168,7 @@ def test_full_disk_keeps_champion_and_predictions(spark, source, storage, tmp_pa
             with pytest.raises(DiskFull, match=r"a disk was full .*/predictions' has [\d.]+ MB") as full:
                 work()
             assert "\n" not in str(full.value)
-            assert tracking.model_with_alias(storage, before.name, CHAMPION) == before
+            assert model_with_alias(storage, before.name, CHAMPION) == before
             assert predicted(Path(disk.storage.table("predictions"))) == []
             disk.remount("size=20m")
         made = promote_best(runs[1:], any_figures, disk.storage)
@@ -207,10 +207,10 @@ def test_registry_that_goes_away_is_one_line_and_the_next_run_completes(
             return killed
 
         with monkeypatch.context() as patched:
-            patched.setattr(tracking, "set_alias", kill_first(tracking.set_alias))
+            patched.setattr("tasks.tracking.models.set_alias", kill_first(set_alias))
             with pytest.raises(TrackingUnavailable, match=away):
                 promote_best([second], named, remote)
-        assert tracking.model_with_alias(storage, "photos", CHAMPION).run_id == first.run_id
+        assert model_with_alias(storage, "photos", CHAMPION).run_id == first.run_id
         server.start()
         assert promote_best([second], named, remote).outcome == "promoted"
         with monkeypatch.context() as patched:

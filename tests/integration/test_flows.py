@@ -36,7 +36,6 @@ from flows.train import train
 from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
 from flows.tune import tune
-from tasks import tracking
 from tasks.cancellation.task import is_being_cancelled
 from tasks.config.distributed import TrainDistributedRun
 from tasks.config.etl import EtlConfig, EtlRun
@@ -58,6 +57,8 @@ from tasks.report.task import MAX_IMAGE_BYTES, publish_run
 from tasks.storage import Storage
 from tasks.stream.run import Lag, StreamCounts
 from tasks.stream.task import StreamArtifact, progress_row
+from tasks.tracking.server import prepare_tracking
+from tasks.tracking.tracked_run import tracked_run
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
@@ -368,7 +369,7 @@ def test_killed_training_run_is_retried_by_prefect_in_one_mlflow_run(source, sto
     """
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    experiment = tracking.prepare_tracking(storage)
+    experiment = prepare_tracking(storage)
     killed: list[int] = []
 
     def kill_when(condition: Callable[[], Any]) -> None:
@@ -535,7 +536,7 @@ def test_training_run_publishes_classes_and_model_card(storage):
     Image.fromarray(noise).save(buffer, "PNG")
     large = buffer.getvalue()
     assert len(large) > MAX_IMAGE_BYTES
-    with tracking.tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
+    with tracked_run(storage, "test", "key", {}, {}, None) as tracked, TemporaryDirectory() as scratch:
         tracked.log_metrics({"test_accuracy": 0.5, "val_loss": 0.123456, "learning_rate": 0.0000123456}, step=0)
         tracked.log_table({"class": ["ant", "![](http://evil/x.png)"], "recall": [1.0, 0.5]}, "test_classes.json")
         tracked.log_text(card, "model_card.md")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
 from tasks.collectives import Reducer
@@ -24,6 +23,7 @@ from tasks.model.network import build_classifier
 from tasks.model.precision import choose_precision, largest_batch
 from tasks.refs import RunRef
 from tasks.storage import Storage
+from tasks.tracking.runs import read_artifact, run_metrics
 from tasks.train.loop import train_one_epoch
 from tasks.train.spec import TrainingSpec
 from tasks.train.step import StepSettings
@@ -44,7 +44,7 @@ GIBIBYTE = 2**30
 
 def config_of(storage: Storage, run: RunRef) -> dict[str, Any]:
     """Return the configuration that the run logged."""
-    config: dict[str, Any] = json.loads(tracking.read_artifact(storage, run, "config.json"))
+    config: dict[str, Any] = json.loads(read_artifact(storage, run, "config.json"))
     return config
 
 
@@ -97,7 +97,7 @@ def test_killed_run_resumes_to_the_same_weights(storage, make_home, tmp_path, se
     config = config_of(storage, run)
     assert config["device"] == "cuda:0"
     assert config["processor"] == torch.cuda.get_device_name()
-    assert tracking.run_metrics(storage, run)["best_val_accuracy"] > 0
+    assert run_metrics(storage, run)["best_val_accuracy"] > 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

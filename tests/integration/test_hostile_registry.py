@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 
-from tasks import tracking
 from tasks.config.etl import EtlConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
@@ -21,6 +20,7 @@ from tasks.etl.ingest import ingest_images
 from tasks.refs import RunRef
 from tasks.registry.aliases import CHAMPION
 from tasks.registry.promote import promote_best
+from tasks.tracking.models import tag_version, version_tags
 from tests.builders.untrained_model import log_run, predict
 
 NAME = "photos"
@@ -111,7 +111,7 @@ def test_pickle_with_a_matching_digest_is_rejected(spark, registered, storage, t
     model, folder = registered
     torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
     sha256 = hashlib.sha256(weights_of(folder).read_bytes()).hexdigest()
-    tracking.tag_version(storage, model, {WEIGHTS_TAG: sha256})
+    tag_version(storage, model, {WEIGHTS_TAG: sha256})
     with pytest.raises(Exception, match="the model's weights.safetensors is not a file of safetensors"):
         predict(storage, NAME)
     assert not (tmp_path / "executed").exists()
@@ -151,4 +151,4 @@ def test_version_without_digests_is_rejected_until_its_run_is_promoted(registere
     again = promote_best([RunRef(run_id=model.run_id)], PromoteConfig(model_name=NAME), storage)
     assert (again.outcome, again.champion) == ("unchanged", model)
     sha256 = hashlib.sha256(weights_of(folder).read_bytes()).hexdigest()
-    assert tracking.version_tags(storage, model)[WEIGHTS_TAG] == sha256
+    assert version_tags(storage, model)[WEIGHTS_TAG] == sha256

@@ -13,10 +13,11 @@ import psutil
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import TrackingUnavailable
 from tasks.launch.restarts import RankFailed
+from tasks.tracking.sender import MetricSender
+from tasks.tracking.server import prepare_tracking
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
@@ -107,7 +108,7 @@ def test_run_that_is_killed_and_then_interrupted_resumes_to_the_same_weights(
 def test_metrics_that_a_killed_process_did_not_send_are_sent_on_resume(cache, storage, monkeypatch):
     """A checkpoint holds the unsent metrics; sent metrics are not sent again."""
     sent = []
-    real = tracking.MetricSender.send
+    real = MetricSender.send
 
     def lose_the_second(sender, values, step):
         sent.append(step)
@@ -116,10 +117,10 @@ def test_metrics_that_a_killed_process_did_not_send_are_sent_on_resume(cache, st
         real(sender, values, step)
 
     settings = SMALL.model_copy(update={"max_epochs": 3})
-    monkeypatch.setattr(tracking.MetricSender, "send", lose_the_second)
+    monkeypatch.setattr(MetricSender, "send", lose_the_second)
     with pytest.raises(SystemError):
         train_model(TrainingSpec(train=settings, cache=cache, storage=storage))
-    monkeypatch.setattr(tracking.MetricSender, "send", real)
+    monkeypatch.setattr(MetricSender, "send", real)
     run = train_model(TrainingSpec(train=settings, cache=cache, storage=storage))
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
@@ -175,7 +176,7 @@ def test_run_that_timed_out_is_killed_and_resumes_with_more_time(cache, storage,
     assert rank_processes(storage.home) == []
     left = newest_checkpoint(storage)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    experiment = tracking.prepare_tracking(storage)
+    experiment = prepare_tracking(storage)
     assert [run.info.status for run in client.search_runs([experiment])] == ["KILLED"]
 
     spec = TrainingSpec(train=SMALL.model_copy(update=settings), cache=cache, storage=storage)

@@ -11,9 +11,10 @@ import mlflow
 import pytest
 
 from deployments.stack_processes import LocalStack
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.storage import resolve_storage
+from tasks.tracking.runs import FLOW_RUN_TAG
+from tasks.tracking.server import prepare_tracking
 from tests.builders.homes import home_with_tracking
 from tests.builders.prefect_databases import home_with_databases
 from tests.builders.submissions import client_of, end_worker, kill_server, restart_server, run_code, running_server
@@ -80,15 +81,15 @@ with get_client(sync_client=True) as client:
     runs = run_code(stack, make)
     crashed, cancelled, pending, *refused, given_storage, elsewhere, unknown, others, unnamed, alive = runs
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
-    experiment = tracking.prepare_tracking(storage)
+    experiment = prepare_tracking(storage)
     client = mlflow.MlflowClient(storage.tracking)
     tracked = {
-        run: client.create_run(experiment, tags={tracking.FLOW_RUN_TAG: run}).info.run_id
+        run: client.create_run(experiment, tags={FLOW_RUN_TAG: run}).info.run_id
         for run in [*runs, "00000000-0000-0000-0000-000000000000"]
     }
-    given_experiment = tracking.prepare_tracking(given)
+    given_experiment = prepare_tracking(given)
     given_client = mlflow.MlflowClient(given.tracking)
-    given_run = given_client.create_run(given_experiment, tags={tracking.FLOW_RUN_TAG: given_storage}).info.run_id
+    given_run = given_client.create_run(given_experiment, tags={FLOW_RUN_TAG: given_storage}).info.run_id
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"],
         env=stack.environment | {"PREFECT__FLOW_RUN_ID": alive},

@@ -19,7 +19,6 @@ from mlflow.exceptions import MlflowException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tasks import tracking
 from tasks.cache.materialize import materialize_cache
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
@@ -35,6 +34,7 @@ from tasks.storage import Storage, resolve_storage
 from tasks.tables import snapshots
 from tasks.tables.direct_commits import append_rows
 from tasks.tracking.pins import pin_trained_versions, read_pins
+from tasks.tracking.tracked_run import tracked_run
 from tasks.tracking.trained_tables import table_tags
 from tests.builders.delta_rows import delta_rows, local_rows
 from tests.conftest import write_images
@@ -68,7 +68,7 @@ def hashes_by_spark(spark: SparkSession, table: TableRef) -> set[str]:
 def register(storage, table: TableRef, name: str = "lakevision", *, tagged: bool = False) -> str:
     """Register a model that was trained on this version of the table, and return the id of its run."""
     data = {"table": table.path, "version": table.version, "table_id": table.table_id}
-    with tracking.tracked_run(storage, "by hand", "key", {"data": data}, {}, None) as run:
+    with tracked_run(storage, "by hand", "key", {"data": data}, {}, None) as run:
         pass
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     tags = table_tags(client.get_run(run.run_id).data.params) if tagged else None

@@ -11,14 +11,19 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage, resolve_storage
+from tasks.tracking.classifier_files import fetch_registered
+from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.files import log_text
-from tasks.tracking.server import client_of
+from tasks.tracking.models import model_with_alias
+from tasks.tracking.runs import read_artifact
+from tasks.tracking.server import check_tracking, client_of
+from tasks.tracking.tracked_run import tracked_run
+from tasks.tracking.trained import download_weights
 from tests.builders.homes import home_with_tracking
 from tests.builders.tracked_homes import CARD, log_champion, tables_in_database
 
@@ -86,20 +91,20 @@ def test_moved_home_reads_and_writes_its_own_files(original, tmp_path, renamed, 
     if not is_recorded:
         forget_home(moved)
 
-    tracking.check_tracking(moved)
-    assert tracking.model_with_alias(moved, "photos", "champion") == model
-    folder = tracking.fetch_registered(moved, model, FILE_LIMITS, tmp_path / "fetched")
+    check_tracking(moved)
+    assert model_with_alias(moved, "photos", "champion") == model
+    folder = fetch_registered(moved, model, FILE_LIMITS, tmp_path / "fetched")
     assert (folder / "model.json").read_text() == "model.json of the model"
     run = RunRef(run_id=model.run_id)
-    assert tracking.read_artifact(moved, run, CARD) == b"# the card"
-    assert tracking.download_weights(moved, run, tmp_path / "weights").read_text() == "weights.safetensors of the model"
-    assert tracking.find_data_checks(moved, "checks") == {"leaked": 0}
+    assert read_artifact(moved, run, CARD) == b"# the card"
+    assert download_weights(moved, run, tmp_path / "weights").read_text() == "weights.safetensors of the model"
+    assert find_data_checks(moved, "checks") == {"leaked": 0}
     assert tables_in_database(moved, model) == {moved.table("images"), f"{moved.cache}/0f0f"}
     # Models are named by the source of their table.
     assert client_of(moved).get_run(model.run_id).data.params["data.source"] == f"{original.home}/photos"
     log_champion(moved, tmp_path / "scratch")
-    tracking.log_data_checks(moved, "checks", "others", {"leaked": 1}, {}, {}, {})
-    assert tracking.find_data_checks(moved, "others") == {"leaked": 1}
+    log_data_checks(moved, "checks", "others", {"leaked": 1}, {}, {}, {})
+    assert find_data_checks(moved, "others") == {"leaked": 1}
     assert len(list(Path(moved.home).glob(f"artifacts/*/artifacts/{CARD}"))) == 2
 
 
@@ -110,20 +115,20 @@ def test_copied_home_leaves_the_original_alone(original, tmp_path, is_recorded):
     shutil.copytree(original.home, copied.home)
     if not is_recorded:
         forget_home(copied)
-    assert tracking.read_artifact(original.storage, run, CARD) == b"# the card"
+    assert read_artifact(original.storage, run, CARD) == b"# the card"
     for file in Path(copied.home).rglob(f"artifacts/*/artifacts/{CARD}"):
         file.write_text("of the copy")
     before = contents(original.home)
 
-    tracking.check_tracking(copied)
-    assert tracking.read_artifact(copied, run, CARD) == b"of the copy"
-    tracking.fetch_registered(copied, model, FILE_LIMITS, tmp_path / "fetched")
+    check_tracking(copied)
+    assert read_artifact(copied, run, CARD) == b"of the copy"
+    fetch_registered(copied, model, FILE_LIMITS, tmp_path / "fetched")
     assert tables_in_database(copied, model) == {copied.table("images"), f"{copied.cache}/0f0f"}
-    with tracking.tracked_run(copied, "another", "another", {}, {}, None) as another:
+    with tracked_run(copied, "another", "another", {}, {}, None) as another:
         another.log_text("# another", CARD)
     assert Path(copied.home, "artifacts", another.run_id, "artifacts", CARD).read_text() == "# another"
     assert contents(original.home) == before
-    assert tracking.read_artifact(original.storage, run, CARD) == b"# the card"
+    assert read_artifact(original.storage, run, CARD) == b"# the card"
 
 
 def test_home_that_several_processes_open_at_a_new_path_has_that_one(original, tmp_path, messages_of, caplog):
@@ -145,10 +150,10 @@ def test_home_that_is_opened_at_another_path_meanwhile_keeps_its_files(original,
     """A machine that mounts it elsewhere replaces the path, and no file is written to that one here."""
     copied = storage_at(tmp_path / "copy")
     shutil.copytree(original.home, copied.home)
-    tracking.check_tracking(copied)
+    check_tracking(copied)
     elsewhere = tmp_path / "elsewhere"
     Path(copied.home).rename(elsewhere)
-    tracking.check_tracking(storage_at(elsewhere))  # as the other machine does at its start
+    check_tracking(storage_at(elsewhere))  # as the other machine does at its start
     elsewhere.rename(copied.home)
     log_text(copied, original.model.run_id, "# new", "new.md")
     assert Path(copied.home, "artifacts", original.model.run_id, "artifacts", "new.md").read_text() == "# new"
@@ -161,7 +166,7 @@ def test_home_that_is_opened_by_a_link_keeps_its_path(original, tmp_path, is_rec
         forget_home(original.storage)
     (tmp_path / "link").symlink_to(original.home)
     before = contents(original.home / "artifacts")
-    tracking.check_tracking(storage_at(tmp_path / "link"))
+    check_tracking(storage_at(tmp_path / "link"))
     assert tables_in_database(original.storage, original.model) == {
         original.storage.table("images"),
         f"{original.storage.cache}/0f0f",
@@ -182,8 +187,8 @@ def test_moved_home_that_cannot_be_written_is_refused_with_both_paths(original, 
         lambda database, **others: connect(f"{Path(database).as_uri()}?mode=ro", uri=True, **others),
     )
     with pytest.raises(WrongInput, match=f"'{copied.home}' .*'{original.home}', .*readonly"):
-        tracking.check_tracking(copied)
-    tracking.check_tracking(original.storage)
+        check_tracking(copied)
+    check_tracking(original.storage)
 
 
 @pytest.mark.parametrize("name", ["store", "artifacts"])
@@ -196,16 +201,16 @@ def test_chosen_artifacts_stay_where_they_are_and_are_missed_with_both_paths(mak
     forget_home(chosen)
     moved = storage_at(tmp_path / "moved")
     home.rename(moved.home)
-    assert tracking.read_artifact(moved, RunRef(run_id=model.run_id), CARD) == b"# the card"
+    assert read_artifact(moved, RunRef(run_id=model.run_id), CARD) == b"# the card"
     assert not Path(moved.home, "artifacts").exists()
     store.rename(tmp_path / "disk" / "away")
     for storage in (moved, storage_at(Path(moved.home), artifacts=str(store))):
         with pytest.raises(WrongInput, match=f"artifacts in '{store}', .* '{moved.home}'"):
-            tracking.check_tracking(storage)
+            check_tracking(storage)
         with pytest.raises(WrongInput, match=f"'{store}', .* whose home is '{moved.home}'"):
             log_champion(storage, tmp_path / "scratch")
         with pytest.raises(WrongInput, match=f"files in '{store}/.*, .* '{moved.home}'"):
-            tracking.fetch_registered(storage, model, FILE_LIMITS, tmp_path / "fetched")
+            fetch_registered(storage, model, FILE_LIMITS, tmp_path / "fetched")
     assert not store.exists()
     with pytest.raises(WrongInput, match=f"artifacts is '{tmp_path}/disk/away', .*{store}'"):
-        tracking.check_tracking(storage_at(Path(moved.home), artifacts=str(tmp_path / "disk" / "away")))
+        check_tracking(storage_at(Path(moved.home), artifacts=str(tmp_path / "disk" / "away")))

@@ -6,9 +6,13 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from tasks import tracking
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef
+from tasks.tracking.classifier_files import fetch_registered
+from tasks.tracking.runs import read_artifact
+from tasks.tracking.searches import parent_run
+from tasks.tracking.sender import MetricSender
+from tasks.tracking.tracked_run import tracked_run
 from tests.builders.other_mlflow import logged_by_others, open_run, state_of_mlflow
 from tests.builders.tracked_homes import CARD, log_champion
 
@@ -25,14 +29,14 @@ def test_open_run_of_a_caller_stays_as_it_is(storage, tmp_path, empty_tracking, 
         before, logged = state_of_mlflow(), logged_by_others(run)
 
         model = log_champion(storage, tmp_path / "scratch")
-        folder = tracking.fetch_registered(storage, model, FILE_LIMITS, tmp_path / "fetched")
-        assert tracking.read_artifact(storage, RunRef(run_id=model.run_id), CARD) == b"# the card"
-        with suppress(KeyError), tracking.tracked_run(storage, "x", "x", {}, {}, None) as interrupted:
-            sender = tracking.MetricSender(storage, interrupted.run_id)
+        folder = fetch_registered(storage, model, FILE_LIMITS, tmp_path / "fetched")
+        assert read_artifact(storage, RunRef(run_id=model.run_id), CARD) == b"# the card"
+        with suppress(KeyError), tracked_run(storage, "x", "x", {}, {}, None) as interrupted:
+            sender = MetricSender(storage, interrupted.run_id)
             sender.send({"val_loss": 1.0}, 0)
             sender.close()
             raise KeyError
-        with suppress(KeyError), tracking.parent_run(storage, "tune", "other", {}, {}):
+        with suppress(KeyError), parent_run(storage, "tune", "other", {}, {}):
             raise KeyError
 
         assert state_of_mlflow() == before
@@ -59,7 +63,7 @@ def test_run_that_the_environment_names_is_not_written_to(storage, tmp_path, mon
     monkeypatch.setenv("MLFLOW_RUN_ID", champion.run_id if run_id == "that of the champion" else run_id)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "0")
     monkeypatch.setenv("MLFLOW_RUN_CONTEXT", '{"mlflow.note.content": "theirs"}')
-    with tracking.tracked_run(storage, "new", "another key", {"seed": 2}, {}, None) as run:
+    with tracked_run(storage, "new", "another key", {"seed": 2}, {}, None) as run:
         run.log_metrics({"test_accuracy": 0.1}, step=0)
     assert run.run_id != champion.run_id
     assert ours.get_run(champion.run_id).to_dictionary() == before

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from tasks import tracking
 from tasks.cache.materialize import materialize_cache
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
@@ -33,6 +32,7 @@ from tasks.spark import worker_log
 from tasks.storage import resolve_storage
 from tasks.tables.delta import with_schema
 from tasks.tables.snapshots import newest_snapshot
+from tasks.tracking.models import register_run, set_alias
 from tests.builders.delta_rows import delta_rows
 from tests.builders.streams import commit_images, keys_of
 from tests.builders.untrained_model import log_run, predict
@@ -300,7 +300,7 @@ def test_alias_that_moves_during_a_run_counts_from_the_next(spark, prepared, sto
     send = batch.send_package
 
     def move_first(*arguments):
-        tracking.set_alias(storage, tracking.register_run(storage, second, name, FILE_LIMITS), CHAMPION)
+        set_alias(storage, register_run(storage, second, name, FILE_LIMITS), CHAMPION)
         return send(*arguments)
 
     monkeypatch.setattr(batch, "send_package", move_first)

@@ -18,7 +18,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from flows.promote import promote
 from flows.rollback import rollback
-from tasks import tracking
 from tasks.config.etl import EtlConfig
 from tasks.config.prediction import PredictConfig, PromoteRun
 from tasks.config.promotion import PromoteConfig, RollbackConfig, RollbackRun
@@ -42,7 +41,11 @@ from tasks.schema import PREDICTIONS
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables.snapshots import newest_snapshot
+from tasks.tracking import models
+from tasks.tracking.candidates import mark_chosen, promotable_runs
 from tasks.tracking.pins import read_pins
+from tasks.tracking.searches import trial_tags
+from tasks.tracking.trained_tables import served_tables, trained_versions
 from tests.builders.delta_rows import delta_rows
 from tests.builders.disks import mounted_disk
 from tests.builders.hand_made_cache import SIDE, hand_made_cache
@@ -56,7 +59,7 @@ REPLACING = PromoteConfig(model_name=NAME, replace_unusable=True)
 
 def champion(storage, name: str = NAME) -> ModelRef | None:
     """Return the version with the alias `champion`."""
-    return tracking.model_with_alias(storage, name, CHAMPION)
+    return models.model_with_alias(storage, name, CHAMPION)
 
 
 def test_worse_equal_and_resubmitted_runs_do_not_replace_the_champion(storage, tmp_path, messages_of, caplog):
@@ -69,7 +72,7 @@ def test_worse_equal_and_resubmitted_runs_do_not_replace_the_champion(storage, t
     assert promote_best([first], NAMED, storage).outcome == "promoted"
     made = promote_best([better], NAMED, storage)
     assert (made.outcome, made.champion_accuracy) == ("promoted", 0.6)
-    tags = tracking.version_tags(storage, made.champion)
+    tags = models.version_tags(storage, made.champion)
     assert (tags["previous_champion"], tags["test_accuracy"], tags["lakevision.table_id"]) == (
         "1",
         "0.900000",
@@ -79,7 +82,7 @@ def test_worse_equal_and_resubmitted_runs_do_not_replace_the_champion(storage, t
         kept = promote_best([run], NAMED, storage)
         assert (kept.outcome, kept.champion) == ("kept", made.champion)
         assert champion(storage) == made.champion
-        assert tracking.version_tags(storage, made.champion)["lakevision.promotion"] == kept.sentence
+        assert models.version_tags(storage, made.champion)["lakevision.promotion"] == kept.sentence
         assert kept.sentence in messages_of("lakevision.registry")
     assert "is version 1 already, which is older" in kept.reason
     # Rejected runs are not registered: they would keep table versions from maintenance.
@@ -118,7 +121,7 @@ def test_champion_of_an_older_version_is_tested_again_on_the_same_images(source,
     again = promote_best([older], NAMED, storage)
     assert (again.outcome, again.champion) == ("kept", made.champion)
     assert "was trained on version 3 of the table, and the champion on version 7" in again.reason
-    served = tracking.served_tables(tracking.version_tags(storage, made.champion), NAME)
+    served = served_tables(models.version_tags(storage, made.champion), NAME)
     assert [table.version for table in served] == [7]
 
 
@@ -203,12 +206,12 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
         assert {row["precision"] for row in own.values()} == {"float32"}
     assert len(rows) == 32
     # The version that lost keeps its place in the registry, and no version of the table from maintenance.
-    challenger = tracking.model_with_alias(storage, NAME, CHALLENGER)
+    challenger = models.model_with_alias(storage, NAME, CHALLENGER)
     assert (challenger.version, challenger.run_id) == (2, run.run_id)
-    tags = tracking.version_tags(storage, challenger)
+    tags = models.version_tags(storage, challenger)
     assert tags["lakevision.promotion"] == kept.sentence
     assert tags["lakevision.not_promoted"] == kept.reason
-    assert {table.version for table in tracking.trained_versions(storage)} == {older.version, newer.version}  # serves
+    assert {table.version for table in trained_versions(storage)} == {older.version, newer.version}  # serves
     assert [pins.versions for pins in read_pins(newer.path).values()] == [{older.version, newer.version}]
 
     # As by a batch inference with a minimum probability: the most probable class counts.
@@ -219,8 +222,8 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
 
     assert (made.outcome, made.champion, made.comparison) == ("promoted", challenger, figures)
     assert aliases(storage) == (2, 1)
-    assert tracking.model_with_alias(storage, NAME, CHALLENGER) is None
-    assert "lakevision.not_promoted" not in tracking.version_tags(storage, challenger)
+    assert models.model_with_alias(storage, NAME, CHALLENGER) is None
+    assert "lakevision.not_promoted" not in models.version_tags(storage, challenger)
     assert len(predicted_rows(storage)) == 32
 
 
@@ -413,7 +416,7 @@ def test_champion_that_cannot_be_loaded_stays_until_a_user_gives_a_reason(source
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
     old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=SIDE)
     before = promote_best([old], NAMED, storage).champion
-    tracking.tag_version(storage, before, {"lakevision.sha256.weights.safetensors": "0"})
+    models.tag_version(storage, before, {"lakevision.sha256.weights.safetensors": "0"})
     newer = PHOTOS.model_copy(update={"version": 7})
     run = log_run(storage, tmp_path, seed=2, accuracy=0.7, table=newer, content="newer", cache=cache)
     limited = PromoteConfig(model_name=NAME, min_test_accuracy=0.75)
@@ -458,7 +461,7 @@ def test_table_that_may_only_be_read_is_refused_before_training_and_before_regis
             check_promotion(NAMED, storage, table, cache)
         with pytest.raises(WrongInput, match=refused):
             promote_best([run], NAMED, storage)
-        assert not tracking.has_model(storage, NAME)
+        assert not models.has_model(storage, NAME)
         disk.remount("rw")
         assert promote_best([run], NAMED, storage).outcome == "promoted"
         disk.remount("ro")
@@ -483,7 +486,7 @@ def test_champion_is_shared_by_tables_with_the_same_images(storage, tmp_path):
     ):
         with pytest.raises(WrongInput, match=way_out):
             check_model(made.champion, third, storage, table_is_named=False, name_is_given=given)
-    kept = {table.table_id for table in tracking.trained_versions(storage)}
+    kept = {table.table_id for table in trained_versions(storage)}
     assert kept == {"photos", "copy"}
 
 
@@ -492,7 +495,7 @@ def test_two_promotions_at_once_leave_the_better_run(storage, tmp_path, monkeypa
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.3)], NAMED, storage)
     good = log_run(storage, tmp_path, seed=2, accuracy=0.9)
     bad = log_run(storage, tmp_path, seed=3, accuracy=0.36)
-    register, registering, done = tracking.register_run, threading.Event(), threading.Event()
+    register, registering, done = models.register_run, threading.Event(), threading.Event()
 
     def register_slowly(storage, run, *rest):
         if run == bad:
@@ -500,7 +503,7 @@ def test_two_promotions_at_once_leave_the_better_run(storage, tmp_path, monkeypa
             done.wait(2)  # set within 2 s only where the second promotion does not wait
         return register(storage, run, *rest)
 
-    monkeypatch.setattr(tracking, "register_run", register_slowly)
+    monkeypatch.setattr("tasks.tracking.models.register_run", register_slowly)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(promote_best, [bad], NAMED, storage)
         assert registering.wait(60)
@@ -516,20 +519,20 @@ def test_champion_that_changed_during_a_promotion_is_compared_again(storage, tmp
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.3)], NAMED, storage)
     other = log_run(storage, tmp_path, seed=2, accuracy=theirs)
     ours = log_run(storage, tmp_path, seed=3, accuracy=0.36)
-    tag, moved = tracking.tag_version, []
+    tag, moved = models.tag_version, []
 
     def tag_and_move(storage, model, tags):
         tag(storage, model, tags)
         if model.run_id == ours.run_id and not moved:
-            moved.append(tracking.register_run(storage, other, NAME, FILE_LIMITS))
-            tracking.set_alias(storage, moved[0], CHAMPION)
+            moved.append(models.register_run(storage, other, NAME, FILE_LIMITS))
+            models.set_alias(storage, moved[0], CHAMPION)
 
-    monkeypatch.setattr(tracking, "tag_version", tag_and_move)
+    monkeypatch.setattr("tasks.tracking.models.tag_version", tag_and_move)
     made = promote_best([ours], NAMED, storage)
     assert made.outcome == ("kept" if theirs > 0.36 else "promoted")
     assert champion(storage).run_id == (other if theirs > 0.36 else ours).run_id
-    version = tracking.registered_version(storage, ours, NAME)
-    assert tracking.version_tags(storage, version)["lakevision.promotion"] == made.sentence
+    version = models.registered_version(storage, ours, NAME)
+    assert models.version_tags(storage, version)["lakevision.promotion"] == made.sentence
 
 
 def test_invalid_values_in_the_registry_are_reported_or_ignored(storage, tmp_path):
@@ -544,11 +547,11 @@ def test_invalid_values_in_the_registry_are_reported_or_ignored(storage, tmp_pat
         client.set_registered_model_alias(NAME, CHAMPION, other.version)
         with pytest.raises(WrongInput, match=f"photos version {other.version} names the MLflow run"):
             champion(storage)
-    assert [table.table_id for table in tracking.trained_versions(storage)] == ["photos"]
+    assert [table.table_id for table in trained_versions(storage)] == ["photos"]
     client.set_registered_model_alias(NAME, CHAMPION, "1")
     bad = {"lakevision.table_version": "x", "test_accuracy": "nan", "lakevision.test_images": "\u0663"}
-    tracking.tag_version(storage, made, bad)
-    assert [table.table_id for table in tracking.trained_versions(storage)] == ["photos"]  # by the table it serves
+    models.tag_version(storage, made, bad)
+    assert [table.table_id for table in trained_versions(storage)] == ["photos"]  # by the table it serves
     better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
     assert promote_best([better], NAMED, storage).outcome == "promoted"
 
@@ -577,7 +580,7 @@ def test_name_with_the_champion_of_another_table_is_rejected_before_training(sou
     check_promotion(NAMED, storage, other, cache)
     # Set by hand: without their table, no run could replace the champion.
     older = log_run(storage, tmp_path, seed=2, accuracy=0.6, content="older")
-    tracking.set_alias(storage, tracking.register_run(storage, older, NAME, FILE_LIMITS), CHAMPION)
+    models.set_alias(storage, models.register_run(storage, older, NAME, FILE_LIMITS), CHAMPION)
     with pytest.raises(WrongInput, match="set promote.model_name to another name"):
         check_promotion(NAMED, storage, other, cache)
     check_promotion(PromoteConfig(), storage, other, cache)
@@ -635,7 +638,7 @@ def test_run_is_chosen_by_val_and_compared_by_test(storage, tmp_path):
     better = log_run(storage, tmp_path, seed=2, accuracy=0.8, val_accuracy=0.7)
     promoted = promote_best([lucky, better], NAMED, storage)
     assert (promoted.champion.run_id, promoted.challenger_accuracy) == (better.run_id, 0.8)
-    tags = tracking.version_tags(storage, promoted.champion)
+    tags = models.version_tags(storage, promoted.champion)
     assert json.loads(tags["candidates"]) == {lucky.run_id: 0.6, better.run_id: 0.7}
     assert promote_best([lucky], NAMED, storage).champion.run_id == lucky.run_id
 
@@ -659,20 +662,20 @@ def test_trial_is_a_candidate_once_its_settings_were_chosen(storage, tmp_path):
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     search = client.create_run(client.get_run(trials[0].run_id).info.experiment_id).info.run_id
     for number, run in enumerate(trials):
-        for tag, value in tracking.trial_tags(search, number).items():
+        for tag, value in trial_tags(search, number).items():
             client.set_tag(run.run_id, tag, value)
-    assert tracking.promotable_runs(storage) == []
-    tracking.mark_chosen(storage, trials[0])
-    assert tracking.promotable_runs(storage) == trials[:1]
+    assert promotable_runs(storage) == []
+    mark_chosen(storage, trials[0])
+    assert promotable_runs(storage) == trials[:1]
     other = log_run(storage, tmp_path, seed=3, accuracy=0.4)
-    assert tracking.promotable_runs(storage) == [other, trials[0]]
+    assert promotable_runs(storage) == [other, trials[0]]
 
 
 def test_candidates_without_run_ids_are_those_of_the_chosen_tables(storage, tmp_path, source):
     """The newest run of the home may be on another table; a table without a run is refused, not replaced."""
     other = resolve_storage(StorageConfig(home=storage.home, tables="other-tables"))
     elsewhere = log_run(storage, tmp_path, seed=1, accuracy=0.5)
-    assert tracking.promotable_runs(storage) == [elsewhere]
+    assert promotable_runs(storage) == [elsewhere]
     for tables in (storage, other):
         ingest_images(EtlConfig(source=str(source)), tables, SparkConfig())
     own = log_run(storage, tmp_path, seed=2, accuracy=0.6)
@@ -685,12 +688,12 @@ def test_candidates_without_run_ids_are_those_of_the_chosen_tables(storage, tmp_
     # By its id, where the folder was moved.
     moved = resolve_storage(StorageConfig(home=storage.home, tables="moved-tables"))
     Path(other.tables).rename(moved.tables)
-    assert tracking.promotable_runs(moved, newest_snapshot(None, moved.table("images")).table) == [of_other]
+    assert promotable_runs(moved, newest_snapshot(None, moved.table("images")).table) == [of_other]
 
 
 def aliases(storage) -> tuple[int | None, int | None]:
     """Return the numbers of the versions with the aliases `champion` and `previous`."""
-    found = (tracking.model_with_alias(storage, NAME, alias) for alias in (CHAMPION, PREVIOUS))
+    found = (models.model_with_alias(storage, NAME, alias) for alias in (CHAMPION, PREVIOUS))
     return tuple(None if version is None else version.version for version in found)
 
 
@@ -728,7 +731,7 @@ def test_rollback_is_finished_by_the_next_one_after_a_kill(storage, tmp_path, mo
     for run in runs:
         promote_best([run], NAMED, storage)
     with monkeypatch.context() as killed:
-        killed.setattr(tracking, "set_alias", lambda *_arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr("tasks.tracking.models.set_alias", lambda *_arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             roll_back(RollbackConfig(model_name=NAME), storage)
     assert aliases(storage) == (2, None)
@@ -778,13 +781,13 @@ def test_run_waits_until_a_user_has_answered(storage, tmp_path):
     assert (waiting.outcome, waiting.champion.version, waiting.previous) == ("waiting", 1, None)
     assert waiting.sentence.startswith("photos version 1 waits for an approval: test accuracy 0.6000")
     assert aliases(storage) == (None, None)
-    assert tracking.model_with_alias(storage, NAME, CHALLENGER) == waiting.champion
+    assert models.model_with_alias(storage, NAME, CHALLENGER) == waiting.champion
     with pytest.raises(WrongInput, match=r"'photos' has no champion, .*; refused by reviewer: too early"):
         promote_best([first], human, storage, approval=refused)
     made = promote_best([first], human, storage, approval=approved)
     assert (made.outcome, made.approved_by) == ("promoted", "reviewer")
     assert made.reason.endswith("without a previous champion; approved by reviewer")
-    assert tracking.model_with_alias(storage, NAME, CHALLENGER) is None
+    assert models.model_with_alias(storage, NAME, CHALLENGER) is None
 
     assert promote_best([second], human, storage).outcome == "waiting"
     assert aliases(storage) == (1, None)
@@ -827,7 +830,7 @@ def test_decision_that_a_kill_kept_from_the_table_is_appended_once(storage, tmp_
         roll_back(RollbackConfig(model_name=NAME), storage)
     expected = [("promoted", 1), ("promoted", 2), ("rolled back", 1)]
     assert [(row["decision"], row["to_version"]) for row in decisions(storage)] == expected[: 2 + (last != "run")]
-    tracking.tag_version(storage, champion(storage), {"lakevision.decision": "{}"})
+    models.tag_version(storage, champion(storage), {"lakevision.decision": "{}"})
     assert promote_best([RunRef(run_id=champion(storage).run_id)], NAMED, storage).outcome == "unchanged"
 
 

@@ -8,10 +8,10 @@ import mlflow
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput
 from tasks.refs import TableRef
+from tasks.tracking.runs import BATCH_SIZE_TAG, CONTINUES_TAG, read_artifact, run_metrics
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec, run_key
@@ -67,7 +67,7 @@ def test_second_phase_resumes_at_its_start_after_its_first_step_and_in_its_last_
     ]
     run, _rank = check_resumed(workspace, train, interruptions, tmp_path)
 
-    assert tracking.run_metrics(workspace.uninterrupted, run)["best_epoch"] >= 2
+    assert run_metrics(workspace.uninterrupted, run)["best_epoch"] >= 2
 
 
 def test_full_network_resumes_with_the_same_augmented_images(workspace, tmp_path):
@@ -129,7 +129,7 @@ def test_resumed_run_keeps_the_table_that_it_began_with(workspace, tmp_path):
     assert [found.data.params[f"data.{name}"] for name in names] == ["/began/images", "3", "began"]
     assert found.data.tags["lakevision.table_id"] == "began"
     assert {json.loads(of.dataset.source)["path"] for of in found.inputs.dataset_inputs} == {"/began/images"}
-    card = tracking.read_artifact(workspace.interrupted, run, "model_card.md")
+    card = read_artifact(workspace.interrupted, run, "model_card.md")
     assert b"/began/images" in card
     assert b"/asked/images" not in card
 
@@ -163,7 +163,7 @@ def test_more_epochs_continue_a_finished_run_in_a_run_of_their_own(workspace, tm
     assert logged_metrics(storage, run) == logged_metrics(plain, whole)
     assert logged_metrics(storage, first) == before
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    assert client.get_run(run.run_id).data.tags[tracking.CONTINUES_TAG] == first.run_id
+    assert client.get_run(run.run_id).data.tags[CONTINUES_TAG] == first.run_id
     assert client.get_run(run.run_id).data.params["train.max_epochs"] == "4"
     assert train_counted(workspace, storage, long) == (run, 0)
     assert train_counted(workspace, storage, short) == (first, 0)
@@ -238,7 +238,7 @@ def test_automatic_batch_size_stays_on_resume(workspace, tmp_path, monkeypatch):
 
     assert rank.steps == 2 * steps
     tags = mlflow.MlflowClient(tracking_uri=workspace.uninterrupted.tracking).get_run(run.run_id).data.tags
-    assert tags[f"{tracking.BATCH_SIZE_TAG}0"] == "2"
+    assert tags[f"{BATCH_SIZE_TAG}0"] == "2"
 
 
 def test_checkpoint_of_another_run_is_rejected_with_the_differences(workspace, tmp_path):

@@ -7,12 +7,12 @@ import mlflow
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.config.train import TrainConfig
 from tasks.model import device
 from tasks.refs import RunRef
 from tasks.repeat.original_run import read_training
 from tasks.repeat.repeat import repeat_training
+from tasks.tracking.runs import RESUMED_WITH_CHANGES_TAG, package_versions, read_artifact
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec, run_key
 from tests.fakes.interrupted_training import STEPS, CountingRank, Interruption, Workspace, make_workspace
@@ -32,7 +32,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) ->
 
 def card(workspace: Workspace, run: RunRef) -> str:
     """Return the model card of a run."""
-    content = tracking.read_artifact(workspace.interrupted, run, "model_card.md")
+    content = read_artifact(workspace.interrupted, run, "model_card.md")
     assert content is not None
     return content.decode()
 
@@ -65,7 +65,7 @@ def kill_in_the_second_epoch(workspace: Workspace, train: TrainConfig) -> None:
 def resume_changes(workspace: Workspace, run: RunRef) -> str | None:
     """Return the tag with the changes since the start of a resumed run."""
     client = mlflow.MlflowClient(tracking_uri=workspace.interrupted.tracking)
-    changes: str | None = client.get_run(run.run_id).data.tags.get(tracking.RESUMED_WITH_CHANGES_TAG)
+    changes: str | None = client.get_run(run.run_id).data.tags.get(RESUMED_WITH_CHANGES_TAG)
     return changes
 
 
@@ -78,7 +78,7 @@ def test_run_resumed_with_other_provenance_logs_and_tags_the_changes(workspace, 
     changed = (
         f"the processor was Pentium Pro (family 6, model 1) and is {device.processor_name(torch.device('cpu'))}; "
         "the number of threads was 2 and is 1; the code was first and is second; "
-        f"torch was 1.0 and is {tracking.package_versions()['torch']}"
+        f"torch was 1.0 and is {package_versions()['torch']}"
     )
     warning = f"training resumes with changes: {changed}; the weights may match those of neither environment"
     warned_before_step = []

@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 from pyspark.sql import SparkSession
 
-from tasks import tracking
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
@@ -33,6 +32,7 @@ from tasks.predict.batch import predict_batch
 from tasks.refs import RunRef
 from tasks.registry.promote import promote_best
 from tasks.storage import Storage
+from tasks.tracking.tracked_run import tracked_run
 from tests.builders.image_bytes import encoded
 from tests.builders.processes import bare_environment
 
@@ -74,7 +74,7 @@ def log_model(storage: Storage, folder: Path, precision: Precision) -> RunRef:
             network(torch.randint(0, 256, (8, 128, 128, 3), dtype=torch.uint8))
     save_classifier(folder, "resnet18", network.state_dict(), CLASSES, 128, precision=precision, temperature=4)
     data = {"table": "", "version": 0, "table_id": "", "source": "", "content_digest": "x", "rows": {"test": 10}}
-    with tracking.tracked_run(storage, "test", "key", {"cache": {"digest": "one"}, "data": data}, {}, None) as run:
+    with tracked_run(storage, "test", "key", {"cache": {"digest": "one"}, "data": data}, {}, None) as run:
         run.log_metrics({"test_accuracy": 0.9, "best_val_accuracy": 0.9}, step=0)
         run.log_model(folder)
         return RunRef(run_id=run.run_id)

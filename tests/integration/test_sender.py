@@ -13,7 +13,6 @@ import torch
 import torchvision
 from mlflow.exceptions import MlflowException
 
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.errors import Diverged, RunDeleted, TrackingUnavailable, WrongInput
@@ -21,9 +20,12 @@ from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import experiments
-from tasks.tracking.runs import has_run
+from tasks.tracking.classifier_files import fetch_registered
+from tasks.tracking.data_checks import find_data_checks
+from tasks.tracking.runs import BATCH_SIZE_TAG, has_run, read_artifact
 from tasks.tracking.sender import MetricSender
-from tasks.tracking.tracked_run import monitors
+from tasks.tracking.server import check_tracking
+from tasks.tracking.tracked_run import monitors, tracked_run
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
@@ -60,7 +62,7 @@ def test_server_gets_every_metric_once_after_an_outage(tmp_path, server, monkeyp
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     url, start, end = server
     storage = storage_of(tmp_path / "home", url)
-    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+    with tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id, retry_seconds=0.2)
         sender.send({"val_loss": 3.0}, 0)
         while sender.steps_sent("val_loss") != {0}:
@@ -127,8 +129,8 @@ def test_training_continues_during_an_outage_and_loses_no_metric(tmp_path, make_
         assert [metric.step for metric in client.get_metric_history(run.run_id, name)] == trained
     finished = client.get_run(run.run_id)
     assert finished.info.status == "FINISHED"
-    assert {f"{tracking.BATCH_SIZE_TAG}{stage}" for stage in (0, 1)} <= finished.data.tags.keys()
-    assert tracking.read_artifact(storage, run, "model_card.md") is not None
+    assert {f"{BATCH_SIZE_TAG}{stage}" for stage in (0, 1)} <= finished.data.tags.keys()
+    assert read_artifact(storage, run, "model_card.md") is not None
 
 
 def test_error_of_a_run_is_not_hidden_by_an_outage(tmp_path, server, monkeypatch, messages_of):
@@ -142,7 +144,7 @@ def test_error_of_a_run_is_not_hidden_by_an_outage(tmp_path, server, monkeypatch
     @contextmanager
     def run(key):
         try:
-            with tracking.tracked_run(storage, "run", key, {}, {}, None) as tracked:
+            with tracked_run(storage, "run", key, {}, {}, None) as tracked:
                 begun[key] = tracked.run_id
                 yield
                 raise errors[key]
@@ -159,14 +161,14 @@ def test_error_of_a_run_is_not_hidden_by_an_outage(tmp_path, server, monkeypatch
     # The connections that are kept are those of the server that was killed: the first request on one fails.
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
     for key, run_id in begun.items():
-        with tracking.tracked_run(storage, "run", key, {}, {}, run_id):
+        with tracked_run(storage, "run", key, {}, {}, run_id):
             pass
         assert mlflow.MlflowClient(tracking_uri=url).get_run(run_id).info.status == "FINISHED"
 
 
 def test_database_without_a_server_has_all_metrics_after_close(storage):
     """A database without a server has all metrics after `close`."""
-    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+    with tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)
         for step in range(3):
             sender.send({"val_loss": float(step)}, step)
@@ -176,7 +178,7 @@ def test_database_without_a_server_has_all_metrics_after_close(storage):
 
 def test_close_raises_at_once_for_a_deleted_run(storage):
     """A deleted run has its own error, since no server will ever accept its metrics."""
-    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+    with tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)
         sender._client.delete_run(run.run_id)
         sender.send({"val_loss": 1.0}, 0)
@@ -187,7 +189,7 @@ def test_close_raises_at_once_for_a_deleted_run(storage):
 
 def test_outage_during_the_check_for_a_deleted_run_is_retried(storage, monkeypatch):
     """The sender thread survives the outage, and asks again once the server answers."""
-    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+    with tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id, retry_seconds=0.2)
         sender._client.delete_run(run.run_id)
         calls = []
@@ -208,7 +210,7 @@ def test_outage_during_the_check_for_a_deleted_run_is_retried(storage, monkeypat
 
 def test_error_of_the_sender_thread_is_raised_by_close(storage, monkeypatch):
     """A run whose metrics were not sent does not finish."""
-    with tracking.tracked_run(storage, "run", "key", {}, {}, None) as run:
+    with tracked_run(storage, "run", "key", {}, {}, None) as run:
         sender = MetricSender(storage, run.run_id)
 
         def fail(*_given, **_named):
@@ -226,11 +228,11 @@ def test_files_of_two_machines_are_where_their_server_keeps_them(tmp_path, serve
     one, other = storage_of(tmp_path / "one", url), storage_of(tmp_path / "other", url)
     model = log_champion(one, tmp_path / "scratch")
 
-    tracking.check_tracking(other)
-    folder = tracking.fetch_registered(other, model, FILE_LIMITS, tmp_path / "fetched")
+    check_tracking(other)
+    folder = fetch_registered(other, model, FILE_LIMITS, tmp_path / "fetched")
     assert (folder / "model.json").read_text() == "model.json of the model"
-    assert tracking.read_artifact(other, RunRef(run_id=model.run_id), CARD) == b"# the card"
-    assert tracking.find_data_checks(other, "checks") == {"leaked": 0}
+    assert read_artifact(other, RunRef(run_id=model.run_id), CARD) == b"# the card"
+    assert find_data_checks(other, "checks") == {"leaked": 0}
     assert log_champion(other, tmp_path / "scratch").version == model.version + 1
     assert not list(tmp_path.glob("o*/artifacts"))
     client = mlflow.MlflowClient(tracking_uri=url)
@@ -242,15 +244,15 @@ def test_folder_of_another_machine_is_not_made_on_this_one(tmp_path, server, mon
     """The experiment of an older release, or of a server that serves no artifacts, has a folder as its location."""
     url, _start, _end = server
     monkeypatch.setattr(experiments, "TRAINING", replace(experiments.TRAINING, name="elsewhere"))
-    monkeypatch.setattr(tracking.server, "TRAINING", experiments.TRAINING)
+    monkeypatch.setattr("tasks.tracking.server.TRAINING", experiments.TRAINING)
     theirs = tmp_path / "their home" / "artifacts"
     mlflow.MlflowClient(tracking_uri=url).create_experiment("elsewhere", theirs.as_uri())
     storage = storage_of(tmp_path / "home", url)
     text = f"the experiment 'elsewhere' of '{url}' keeps its artifacts in '{theirs}', .* whose home is '{storage.home}'"
     with pytest.raises(WrongInput, match=text):
-        tracking.check_tracking(storage)
+        check_tracking(storage)
     with pytest.raises(WrongInput, match=text):
         log_champion(storage, tmp_path / "scratch")
     assert not theirs.parent.exists()
     theirs.mkdir(parents=True)  # a folder that both machines share
-    tracking.check_tracking(storage)
+    check_tracking(storage)

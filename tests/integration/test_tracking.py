@@ -19,7 +19,6 @@ from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
 from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
 
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.errors import TrackingUnavailable, WrongInput
 from tasks.model.network import build_classifier
@@ -28,17 +27,30 @@ from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
-from tasks.tracking.tracked_run import monitors
+from tasks.tracking.data_checks import find_data_checks, log_data_checks
+from tasks.tracking.datasets import TrainingData
+from tasks.tracking.models import register_run
+from tasks.tracking.runs import (
+    find_finished_run,
+    find_unfinished_run,
+    has_run,
+    read_artifact,
+    run_location,
+    run_metrics,
+)
+from tasks.tracking.searches import parent_run, trial_tags
+from tasks.tracking.sender import MetricSender
+from tasks.tracking.tracked_run import TrackedRun, monitors, tracked_run
 from tests.builders.processes import ROOT
 
 
 def test_artifact_location_of_an_existing_experiment_cannot_change(storage, tmp_path):
     """MLflow would silently write to the old location; an empty setting means that location."""
     home = storage.home
-    tracking.check_tracking(resolve_storage(StorageConfig(home=home, artifacts=str(tmp_path / "first"))))
-    tracking.check_tracking(resolve_storage(StorageConfig(home=home)))
+    server.check_tracking(resolve_storage(StorageConfig(home=home, artifacts=str(tmp_path / "first"))))
+    server.check_tracking(resolve_storage(StorageConfig(home=home)))
     with pytest.raises(WrongInput, match=r"storage.artifacts is '.*/second', but the experiment 'lakevision' of"):
-        tracking.check_tracking(resolve_storage(StorageConfig(home=home, artifacts=str(tmp_path / "second"))))
+        server.check_tracking(resolve_storage(StorageConfig(home=home, artifacts=str(tmp_path / "second"))))
 
 
 def test_database_whose_creation_was_killed_is_created_by_the_next_process(tmp_path):
@@ -60,7 +72,7 @@ tracking.prepare_tracking(resolve_storage(StorageConfig(home=sys.argv[1])))
         process.kill()
     assert not (home / "mlflow.db").exists()
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(tracking.prepare_tracking, [storage, storage])
+        first, second = pool.map(server.prepare_tracking, [storage, storage])
     assert first == second
     assert not list(home.glob("mlflow.db.*"))  # neither the unfinished database nor the lock of its creation
     assert (home / "mlflow.db").stat().st_mode & 0o777 == 0o600
@@ -71,7 +83,7 @@ def test_tracking_server_that_does_not_answer_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     storage = resolve_storage(StorageConfig(home=str(tmp_path), tracking="http://127.0.0.1:9"))
     with pytest.raises(WrongInput, match="storage.tracking is 'http://127.0.0.1:9', which does not answer"):
-        tracking.check_tracking(storage)
+        server.check_tracking(storage)
 
 
 @contextmanager
@@ -116,10 +128,10 @@ def test_tracking_server_outage_is_reported_within_seconds(tmp_path, monkeypatch
         storage = resolve_storage(StorageConfig(home=str(tmp_path), tracking=wanted))
         began = time.monotonic()
         with pytest.raises(WrongInput, match=f"storage.tracking is '{wanted}', which does not answer"):
-            tracking.check_tracking(storage)
+            server.check_tracking(storage)
         assert time.monotonic() - began < 60
         assert num_requests[0] == (0 if outage == "no listener" else 1 + server.FIRST_RETRIES)
-        assert not tracking.is_available(storage)
+        assert not server.is_available(storage)
     assert {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_HTTP")} == {
         name: value for name, value in before.items() if name.startswith("MLFLOW_HTTP")
     }
@@ -131,7 +143,7 @@ def test_retries_before_a_run_follow_the_variables_of_mlflow(tmp_path, monkeypat
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     with broken_server(answers=UNAVAILABLE) as (url, num_requests):
         with pytest.raises(WrongInput, match="which does not answer"):
-            tracking.check_tracking(resolve_storage(StorageConfig(home=str(tmp_path), tracking=url)))
+            server.check_tracking(resolve_storage(StorageConfig(home=str(tmp_path), tracking=url)))
         assert num_requests[0] == 6
 
 
@@ -142,33 +154,33 @@ def test_outage_during_a_training_run_is_one_line_for_every_request(tmp_path, mo
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     text = r"^the tracking server 'http://\*\*\*@127.0.0.1:9' does not answer \(.*\): fix it and run again, training"
     with pytest.raises(TrackingUnavailable, match=text) as raised:
-        tracking.find_finished_run(storage, "key")
+        find_finished_run(storage, "key")
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
     assert "\n" not in str(raised.value)
     with pytest.raises(TrackingUnavailable, match=text):
-        tracking.MetricSender(storage, "run").steps_sent("val_loss")
-    with pytest.raises(TrackingUnavailable, match=text), tracking.tracked_run(storage, "run", "key", {}, {}, None):
+        MetricSender(storage, "run").steps_sent("val_loss")
+    with pytest.raises(TrackingUnavailable, match=text), tracked_run(storage, "run", "key", {}, {}, None):
         pytest.fail("it cannot have begun")
-    for ask in (tracking.run_metrics, tracking.run_location, lambda *given: tracking.read_artifact(*given, "card.md")):
+    for ask in (run_metrics, run_location, lambda *given: read_artifact(*given, "card.md")):
         with pytest.raises(TrackingUnavailable, match=text):
             ask(storage, RunRef(run_id="run"))
     with pytest.raises(TrackingUnavailable, match=text):
-        tracking.has_run(storage, "run")
+        has_run(storage, "run")
 
 
 def test_other_errors_of_a_tracking_server_are_not_changed(storage):
     """A missing run is not reported as an outage."""
-    tracking.prepare_tracking(storage)
-    with pytest.raises(MlflowException, match="not found"), tracking.translate_outage(storage):
+    server.prepare_tracking(storage)
+    with pytest.raises(MlflowException, match="not found"), server.translate_outage(storage):
         mlflow.MlflowClient(tracking_uri=storage.tracking).get_run("0" * 32)
 
 
 def test_table_that_is_logged_again_replaces_the_first(storage):
     """A run that logs its tables again after a resume has each row once; MLflow's own function appends."""
-    with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
+    with tracked_run(storage, "test", "key", {}, {}, None) as run:
         for recall in (0.25, 0.5):
             run.log_table({"class": ["ant", "bee"], "recall": [1.0, recall]}, "classes.json")
-    content = tracking.read_artifact(storage, RunRef(run_id=run.run_id), "classes.json")
+    content = read_artifact(storage, RunRef(run_id=run.run_id), "classes.json")
     assert content is not None
     assert json.loads(content) == {"columns": ["class", "recall"], "data": [["ant", 1.0], ["bee", 0.5]]}
     tags = mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(run.run_id).data.tags
@@ -177,23 +189,23 @@ def test_table_that_is_logged_again_replaces_the_first(storage):
 
 def test_missing_artifact_is_none(storage):
     """Runs of older versions have fewer artifacts."""
-    with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
+    with tracked_run(storage, "test", "key", {}, {}, None) as run:
         run.log_text("# a card", "model_card.md")
-    assert tracking.read_artifact(storage, RunRef(run_id=run.run_id), "model_card.md") == b"# a card"
-    assert tracking.read_artifact(storage, RunRef(run_id=run.run_id), "other.md") is None
+    assert read_artifact(storage, RunRef(run_id=run.run_id), "model_card.md") == b"# a card"
+    assert read_artifact(storage, RunRef(run_id=run.run_id), "other.md") is None
 
 
 def test_run_has_system_metrics_every_two_seconds_or_as_configured(storage, monkeypatch):
     """A short run would have no system metrics with MLflow's default interval of 10 s."""
     monkeypatch.setenv(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.name, "0.5")
-    with tracking.tracked_run(storage, "chosen", "one", {}, {}, None) as run:
+    with tracked_run(storage, "chosen", "one", {}, {}, None) as run:
         assert monitors[run.run_id].sampling_interval == 0.5
     monkeypatch.delenv(MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL.name)
     wanted = {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"}
-    with tracking.tracked_run(storage, "default", "two", {}, {}, None) as run:
+    with tracked_run(storage, "default", "two", {}, {}, None) as run:
         assert monitors[run.run_id].sampling_interval == 2.0
         deadline = time.monotonic() + 60
-        while not wanted <= tracking.run_metrics(storage, RunRef(run_id=run.run_id)).keys():
+        while not wanted <= run_metrics(storage, RunRef(run_id=run.run_id)).keys():
             assert time.monotonic() < deadline, "no system metric was logged"
             time.sleep(0.2)
 
@@ -201,10 +213,10 @@ def test_run_has_system_metrics_every_two_seconds_or_as_configured(storage, monk
 def test_resumed_run_keeps_the_code_version_of_its_start(storage, monkeypatch):
     """The code that wrote the checkpoint is the code of the model."""
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
-    with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
+    with tracked_run(storage, "test", "key", {}, {}, None) as run:
         assert run.code_version == "first"
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "second")
-    with tracking.tracked_run(storage, "test", "key", {}, {}, run.run_id) as resumed:
+    with tracked_run(storage, "test", "key", {}, {}, run.run_id) as resumed:
         assert resumed.code_version == "first"
 
 
@@ -212,15 +224,15 @@ def test_run_without_metrics_of_an_epoch_is_resumed(storage, monkeypatch):
     """A run killed before its first metric is resumed; runs with metrics, finished runs and other code are not."""
     config = {"train": {"seed": 1, "max_epochs": 2}}
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
-    assert tracking.find_unfinished_run(storage, "key") is None
+    assert find_unfinished_run(storage, "key") is None
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     # Killed right after the run was created.
-    experiment = tracking.prepare_tracking(storage)
+    experiment = server.prepare_tracking(storage)
     begun = client.create_run(experiment, tags={"lakevision.key": "key"}).info.run_id
-    assert tracking.find_unfinished_run(storage, "key") == begun
-    assert tracking.find_unfinished_run(storage, "other") is None
+    assert find_unfinished_run(storage, "key") == begun
+    assert find_unfinished_run(storage, "other") is None
     # Interrupted before the first epoch, with system metrics alone.
-    with suppress(KeyboardInterrupt), tracking.tracked_run(storage, "test", "key", config, {}, begun) as run:
+    with suppress(KeyboardInterrupt), tracked_run(storage, "test", "key", config, {}, begun) as run:
         run.log_metrics({"system/cpu_utilization_percentage": 1.0}, step=0)
         raise KeyboardInterrupt
     found = client.get_run(begun)
@@ -228,18 +240,18 @@ def test_run_without_metrics_of_an_epoch_is_resumed(storage, monkeypatch):
     assert found.data.params["train.max_epochs"] == "2"
     assert found.data.params.keys() >= {"version.torch", "version.mlflow"}
     assert found.data.tags["lakevision.code_version"] == "first"
-    assert json.loads(tracking.read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == config
-    assert tracking.find_unfinished_run(storage, "key") == begun
+    assert json.loads(read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == config
+    assert find_unfinished_run(storage, "key") == begun
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "second")
-    assert tracking.find_unfinished_run(storage, "key") is None
+    assert find_unfinished_run(storage, "key") is None
     monkeypatch.setenv("LAKEVISION_CODE_VERSION", "first")
-    with tracking.tracked_run(storage, "test", "key", config, {}, begun) as run:
+    with tracked_run(storage, "test", "key", config, {}, begun) as run:
         run.log_metrics({"val_loss": 1.0}, step=0)
-        assert tracking.find_unfinished_run(storage, "key") is None
+        assert find_unfinished_run(storage, "key") is None
     assert client.get_run(begun).info.status == "FINISHED"
-    with tracking.tracked_run(storage, "test", "finished", config, {}, None):
+    with tracked_run(storage, "test", "finished", config, {}, None):
         pass
-    assert tracking.find_unfinished_run(storage, "finished") is None
+    assert find_unfinished_run(storage, "finished") is None
 
 
 def test_password_in_the_tracking_uri_is_not_shown(tmp_path, monkeypatch):
@@ -249,7 +261,7 @@ def test_password_in_the_tracking_uri_is_not_shown(tmp_path, monkeypatch):
     storage = resolve_storage(StorageConfig(home=str(tmp_path)))
     assert "hunter2" in storage.tracking
     with pytest.raises(WrongInput, match=r"'http://\*\*\*@127.0.0.1:9', which does not answer") as rejected:
-        tracking.check_tracking(storage)
+        server.check_tracking(storage)
     assert "hunter2" not in "".join(traceback.format_exception(rejected.value))
     assert "hunter2" not in storage.as_config().model_dump_json()
     assert resolve_storage(storage.as_config()) == storage
@@ -262,8 +274,8 @@ def test_experiments_open_with_a_list_of_runs_and_their_metrics(storage):
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     metrics = {}
     for name, prepare in (
-        ("lakevision", tracking.prepare_tracking),
-        ("lakevision-data", tracking.prepare_data_tracking),
+        ("lakevision", server.prepare_tracking),
+        ("lakevision-data", server.prepare_data_tracking),
     ):
         found = client.get_experiment(prepare(storage))
         assert found.name == name
@@ -272,12 +284,12 @@ def test_experiments_open_with_a_list_of_runs_and_their_metrics(storage):
         metrics[name] = json.loads(view["state"])["selectedColumns"]
     assert "metrics.`test_accuracy`" in metrics["lakevision"]
     assert "metrics.`near_duplicates`" in metrics["lakevision-data"]
-    training = tracking.prepare_tracking(storage)
-    assert tracking.runs_location(storage) == (
+    training = server.prepare_tracking(storage)
+    assert server.runs_location(storage) == (
         f"/#/experiments/{training}/runs?workflowType=machine_learning&viewStateShareKey=lakevision"
     )
     client.set_experiment_tag(training, "mlflow.experimentKind", "genai_development")
-    assert tracking.prepare_tracking(storage) == training
+    assert server.prepare_tracking(storage) == training
     assert client.get_experiment(training).tags["mlflow.experimentKind"] == "genai_development"
 
 
@@ -289,14 +301,14 @@ def test_experiment_of_an_older_version_gets_missing_tags(storage, tmp_path):
     run = client.create_run(old, tags={"lakevision.key": "checks"})
     client.log_dict(run.info.run_id, {"leaked": 0}, "data_validation.json")
     client.set_terminated(run.info.run_id)
-    assert tracking.find_data_checks(storage, "checks") == {"leaked": 0}
-    assert tracking.find_data_checks(storage, "others") is None
+    assert find_data_checks(storage, "checks") == {"leaked": 0}
+    assert find_data_checks(storage, "others") is None
     tags = client.get_experiment(old).tags
     assert (tags["mlflow.experimentKind"], tags["mlflow.note.content"]) == ("custom_model_development", "mine")
-    data = client.get_experiment(tracking.prepare_data_tracking(storage))
+    data = client.get_experiment(server.prepare_data_tracking(storage))
     assert (data.name, data.artifact_location) == ("lakevision-data", elsewhere)
-    tracking.log_data_checks(storage, "data-validation v1", "others", {"leaked": 1}, {}, {"images": 3.0}, {})
-    assert tracking.find_data_checks(storage, "others") == {"leaked": 1}
+    log_data_checks(storage, "data-validation v1", "others", {"leaked": 1}, {}, {"images": 3.0}, {})
+    assert find_data_checks(storage, "others") == {"leaked": 1}
     assert [found.info.run_id for found in client.search_runs([old])] == [run.info.run_id]
 
 
@@ -304,14 +316,14 @@ def test_run_and_registered_version_have_data_and_model_card(storage, tmp_path):
     """A resumed run has its datasets once; a model card that is too long is cut for the registry."""
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     table = TableRef(path=storage.table("images"), version=3, table_id="a27e")
-    data = tracking.TrainingData(table, "0123456789abcdef" * 4, {"train": 8, "val": 1, "test": 2}, "/data/photos")
+    data = TrainingData(table, "0123456789abcdef" * 4, {"train": 8, "val": 1, "test": 2}, "/data/photos")
     card = "# model\n" + "".join(f"\n## chapter {number}\n\n{'words ' * 150}\n" for number in range(8))
     torch.manual_seed(0)
     classifier = build_classifier("squeezenet1_1", "none", 2, freeze_backbone=False)
     save_classifier(tmp_path / "model", "squeezenet1_1", classifier.state_dict(), ("ant", "bee"), 32)
-    with tracking.tracked_run(storage, "test", "key", {}, {}, None) as run:
+    with tracked_run(storage, "test", "key", {}, {}, None) as run:
         run.log_data(data)
-    with tracking.tracked_run(storage, "test", "key", {}, {}, run.run_id) as run:
+    with tracked_run(storage, "test", "key", {}, {}, run.run_id) as run:
         run.log_data(data)
         run.describe(card)
         run.log_model(tmp_path / "model")
@@ -322,7 +334,7 @@ def test_run_and_registered_version_have_data_and_model_card(storage, tmp_path):
         "photos v3 val",
     ]
     assert found.data.tags["mlflow.note.content"] == card
-    model = tracking.register_run(storage, RunRef(run_id=run.run_id), "photos", FILE_LIMITS)
+    model = register_run(storage, RunRef(run_id=run.run_id), "photos", FILE_LIMITS)
     description = client.get_model_version("photos", str(model.version)).description
     assert description.startswith(card[:4000])
     assert len(description) <= 5000
@@ -332,27 +344,26 @@ def test_run_and_registered_version_have_data_and_model_card(storage, tmp_path):
 def test_resumed_search_logs_missing_parameters(storage):
     """A killed search may have logged some parameters; a resumed one adds the others and changes none."""
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    experiment = tracking.prepare_tracking(storage)
+    experiment = server.prepare_tracking(storage)
     about = {"train": {"seed": 1, "model": "resnet18"}, "tune": {"seed": 2}}
     begun = client.create_run(experiment, tags={"lakevision.key": "study-1"}).info.run_id
     client.log_param(begun, "train.seed", 1)
     for given in (about, about | {"tune": {"seed": 3}}):
-        with tracking.parent_run(storage, "tune", "study-1", given, {}) as parent:
+        with parent_run(storage, "tune", "study-1", given, {}) as parent:
             assert parent.run_id == begun
         found = client.get_run(begun)
         assert found.info.status == "FINISHED"
         assert found.data.params == {"train.seed": "1", "train.model": "resnet18", "tune.seed": "2"}
-        assert json.loads(tracking.read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == about
+        assert json.loads(read_artifact(storage, RunRef(run_id=begun), "config.json") or b"") == about
 
 
 def test_run_of_a_cancelled_trial_is_killed(storage):
     """Only unfinished runs of the trial itself are ended."""
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
-    with tracking.parent_run(storage, "tune", "study-1", {}, {}) as parent:
-        experiment = tracking.prepare_tracking(storage)
+    with parent_run(storage, "tune", "study-1", {}, {}) as parent:
+        experiment = server.prepare_tracking(storage)
         runs = [
-            client.create_run(experiment, tags=tracking.trial_tags(parent.run_id, number)).info.run_id
-            for number in (0, 1, 10)
+            client.create_run(experiment, tags=trial_tags(parent.run_id, number)).info.run_id for number in (0, 1, 10)
         ]
         client.set_terminated(runs[0])
         parent.end_trial(0)
@@ -364,16 +375,16 @@ def test_run_of_a_cancelled_trial_is_killed(storage):
 
 def test_runs_that_begin_at_once_on_the_same_data_all_have_their_datasets(storage):
     """MLflow looks for a dataset before it adds it, and another run may add it in between."""
-    tracking.prepare_tracking(storage)
+    server.prepare_tracking(storage)
     client = mlflow.MlflowClient(storage.tracking)
     for version in range(3):
-        data = tracking.TrainingData(TableRef(path="/t", version=version), "c" * 64, {"train": 8, "test": 2}, None)
+        data = TrainingData(TableRef(path="/t", version=version), "c" * 64, {"train": 8, "test": 2}, None)
         runs = [client.create_run("0").info.run_id for _ in range(6)]
         together = threading.Barrier(len(runs))
 
         def log(run_id: str, data=data, together=together) -> None:
             together.wait()
-            tracking.TrackedRun(storage, run_id).log_data(data)
+            TrackedRun(storage, run_id).log_data(data)
 
         with ThreadPoolExecutor(len(runs)) as pool:
             list(pool.map(log, runs))

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torchvision
 
-from tasks import tracking
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.collectives import Reducer
@@ -28,6 +27,8 @@ from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.serving import serving_network
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
+from tasks.tracking.candidates import promotable_runs
+from tasks.tracking.runs import read_artifact, run_metrics
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.homes import home_with_tracking
 from tests.builders.processes import rank_processes
@@ -84,7 +85,7 @@ def test_run_logs_metrics_and_model_and_is_not_repeated(finished):
     """The run has metrics and the model that they were measured on; the same inputs again return the run."""
     found = finished(None)
     assert [event["epoch"] for event in found.events] == [1, 2]
-    metrics = tracking.run_metrics(found.storage, found.runs[0])
+    metrics = run_metrics(found.storage, found.runs[0])
     wanted = {"train_loss", "val_loss", "val_accuracy", "test_accuracy", "images_per_second", "learning_rate"}
     assert wanted <= metrics.keys()
     assert [train(found.cache, found.storage)] == found.runs
@@ -114,7 +115,7 @@ def test_run_is_described_in_the_list_of_runs(finished, num_ranks, name, source)
         "val": 11,
         "test": 10,
     }
-    card = tracking.read_artifact(found.storage, found.runs[0], "model_card.md")
+    card = read_artifact(found.storage, found.runs[0], "model_card.md")
     assert run.data.tags["mlflow.note.content"] == card.decode()
 
 
@@ -137,16 +138,16 @@ def test_report_of_a_run_agrees_with_its_model(finished, num_ranks):
 
     network = found.classifier()._network
     alone = evaluate_in_detail(network, found.test_images(), 3, DEVICE, Reducer())
-    metrics = tracking.run_metrics(storage, run)
+    metrics = run_metrics(storage, run)
     assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
     plain = evaluate_in_detail(serving_network(network, "float32", 1), found.test_images(), 3, DEVICE, Reducer())
     assert metrics["test_calibration_error_uncalibrated"] == pytest.approx(plain.calibration.error, abs=1e-4)
     assert alone.mistakes, "two epochs are too few for a model without mistakes"
-    table = json.loads(tracking.read_artifact(storage, run, "test_mistakes.json"))
+    table = json.loads(read_artifact(storage, run, "test_mistakes.json"))
     mistakes = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [mistake["row"] for mistake in mistakes] == [mistake.row for mistake in alone.mistakes]
     assert [mistake["loss"] for mistake in mistakes] == pytest.approx([m.loss for m in alone.mistakes], rel=1e-3)
-    card = tracking.read_artifact(storage, run, "model_card.md").decode()
+    card = read_artifact(storage, run, "model_card.md").decode()
     assert f"| MLflow run | `{run.run_id}` |" in card
     assert f"| calibration error |  | {metrics['test_calibration_error']:.4f} |" in card
     assert ("flows.train_distributed" in card) == (num_ranks is not None)
@@ -155,8 +156,8 @@ def test_report_of_a_run_agrees_with_its_model(finished, num_ranks):
 def test_losses_of_one_rank_equal_those_of_a_single_process(finished, cache, storage):
     """One rank and a single process have bit-identical metrics."""
     found = finished(None)
-    alone = tracking.run_metrics(found.storage, found.runs[0])
-    ranked = tracking.run_metrics(storage, train(cache, storage, num_ranks=1))
+    alone = run_metrics(found.storage, found.runs[0])
+    ranked = run_metrics(storage, train(cache, storage, num_ranks=1))
     for name in ("train_loss", "val_loss", "test_loss", "val_accuracy"):
         assert alone[name] == ranked[name], name
 
@@ -178,7 +179,7 @@ def test_two_ranks_count_every_image_once(finished):
     found = finished(2)
     storage = found.storage
     assert [event["epoch"] for event in found.events] == [1, 2]
-    metrics = tracking.run_metrics(storage, found.runs[0])
+    metrics = run_metrics(storage, found.runs[0])
     network = found.classifier()._network
     alone = evaluate(network, found.test_images(), 3, DEVICE, Reducer())
     assert int(alone.confusion_KK.sum()) == 10
@@ -193,7 +194,7 @@ def test_two_concurrent_calls_with_the_same_inputs_train_once(finished):
     found = finished(2)
     assert len(found.runs) == 2
     assert found.runs[0] == found.runs[1]
-    assert len(tracking.promotable_runs(found.storage)) == 1
+    assert len(promotable_runs(found.storage)) == 1
 
 
 def test_ranks_that_accumulate_train_like_one_process_with_large_batches(cache, storage, tmp_path):
@@ -207,7 +208,7 @@ def test_ranks_that_accumulate_train_like_one_process_with_large_batches(cache, 
         train(cache, storage, 2, batch_size=4, accumulate_steps=2, **settings),
     ]
 
-    alone, ranks = (tracking.run_metrics(storage, run) for run in runs)
+    alone, ranks = (run_metrics(storage, run) for run in runs)
     for name in ("train_loss", "val_loss", "test_loss", "gradient_norm"):
         assert ranks[name] == pytest.approx(alone[name], rel=1e-4), name
     first, second = (weights(run, storage, tmp_path) for run in runs)
@@ -233,7 +234,7 @@ def test_phases_unfreeze_one_after_the_other(cache, storage, test_data, tmp_path
         patience=3,
         fine_tune=[FineTunePhase(unfreeze_from="features.17", learning_rate=1e-3, max_epochs=2)],
     )
-    metrics = tracking.run_metrics(storage, run)
+    metrics = run_metrics(storage, run)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2, 3, 4]
     rates = [metric.value for metric in client.get_metric_history(run.run_id, "learning_rate")]
@@ -292,12 +293,12 @@ def test_frozen_backbone_with_pretrained_weights_trains_the_head_alone(cache, st
     original = torch.load(path, weights_only=True)
     backbone = [name for name in original if name.startswith("features.")]
     assert all(torch.equal(trained[f"network.{name}"], original[name]) for name in backbone)
-    assert tracking.run_metrics(storage, run)["best_val_accuracy"] > 0.9
+    assert run_metrics(storage, run)["best_val_accuracy"] > 0.9
 
 
 def test_run_logs_the_share_of_time_that_it_waited_for_data(finished):
     """The share is between 0 and 1, and the throughput is that of the training steps."""
     found = finished(None)
-    metrics = tracking.run_metrics(found.storage, found.runs[0])
+    metrics = run_metrics(found.storage, found.runs[0])
     assert 0.0 <= metrics["data_wait_share"] <= 1.0
     assert metrics["images_per_second"] > 39 / found.seconds

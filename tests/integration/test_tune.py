@@ -19,7 +19,6 @@ from flows.etl import etl
 from flows.overfit_batch import overfit_batch
 from flows.repeat import repeat
 from flows.tune import tune
-from tasks import tracking
 from tasks.config.etl import EtlConfig, EtlRun
 from tasks.config.storage import StorageConfig
 from tasks.config.train import GradientRun, OverfitRun, RepeatRun, TrainConfig
@@ -27,6 +26,9 @@ from tasks.config.tune import Choices, Range, TuneConfig, TuneRun
 from tasks.errors import WrongInput
 from tasks.orchestration.task import flow_run_tags
 from tasks.refs import TrialReport
+from tasks.tracking.candidates import promotable_runs
+from tasks.tracking.searches import mark_pruned
+from tasks.tracking.tracked_run import tracked_run
 from tasks.train.spec import TrainingSpec
 from tasks.tune.search import TrialStart, TrialThread, search_parameters
 from tasks.tune.space import study_name
@@ -124,7 +126,7 @@ def test_trial_that_finished_before_the_pruning_signal_stays_finished(storage, m
     spec = TrainingSpec(train=SMALL, distributed=None, cache={"url": "cache", "digest": "digest"}, storage=storage)
 
     def finish_and_raise_pruned(*_args: object) -> None:
-        with tracking.tracked_run(storage, "trial", spec.key, {}, {}, None) as run:
+        with tracked_run(storage, "trial", spec.key, {}, {}, None) as run:
             run.log_metrics({"best_val_accuracy": 0.25}, step=0)
         raise Pruned
 
@@ -133,7 +135,7 @@ def test_trial_that_finished_before_the_pruning_signal_stays_finished(storage, m
 
     assert report == TrialReport(number=0, state="complete", value=0.25, run_id=report.run_id)
     assert study.trials[0].state == TrialState.COMPLETE
-    assert tracking.mark_pruned(storage, spec.key) == report.run_id
+    assert mark_pruned(storage, spec.key) == report.run_id
     assert mlflow.MlflowClient(tracking_uri=storage.tracking).get_run(report.run_id).info.status == "FINISHED"
 
 
@@ -216,7 +218,7 @@ def test_flows_around_a_training_run(spark, storage, source):
     assert report.metrics_agree
     assert {pair.metric for pair in report.metrics} >= {"val_loss", "test_accuracy", "test_loss"}
     assert report.differences == []
-    assert len(tracking.promotable_runs(storage)) == 2
+    assert len(promotable_runs(storage)) == 2
     with pytest.raises(WrongInput, match="run_id is 'none', which '.*' does not have"):
         repeat(RepeatRun(storage=home, run_id="none"))
     with get_client(sync_client=True) as client:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.model.network import load_weights
 from tasks.paths import local_path
 from tasks.storage import resolve_storage
+from tasks.tracking.server import prepare_tracking
 
 
 def test_all_locations_are_under_the_home_by_default(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_file_url_is_unescaped() -> None:
 def test_two_homes_in_one_process_track_into_two_databases(tmp_path: Path) -> None:
     """MLflow's tracking URI of the first home does not affect the second."""
     first = resolve_storage(StorageConfig(home=str(tmp_path / "first")))
-    tracking.prepare_tracking(first)
+    prepare_tracking(first)
     second = resolve_storage(StorageConfig(home=str(tmp_path / "second")))
 
     assert second.tracking == f"sqlite:///{tmp_path}/second/mlflow.db"

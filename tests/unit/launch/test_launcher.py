@@ -17,7 +17,7 @@ import pytest
 
 # launch_ranks loads it in a thread, unless it is loaded: where two threads parse code at a time, as pytest does, too,
 # Python before 3.11.8 raises "AST constructor recursion depth mismatch".
-import tasks.tracking  # noqa: F401  # loaded for later
+import tasks.tracking.runs  # noqa: F401  # loaded for later
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import RankStalled, TimeLimitExceeded, WrongInput

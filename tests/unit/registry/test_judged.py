@@ -4,7 +4,6 @@ from hashlib import sha256
 
 import pytest
 
-from tasks import tracking
 from tasks.refs import RunRef
 from tasks.registry.judged import JUDGED_TAG, NUM_SAMPLED, note_judged, similarity
 from tasks.storage import Storage
@@ -17,9 +16,10 @@ TAGS: dict[str, dict[str, str]] = {}
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the tags in this process."""
     TAGS.clear()
-    monkeypatch.setattr(tracking, "model_tags", lambda _storage, name: dict(TAGS.get(name, {})))
+    monkeypatch.setattr("tasks.tracking.models.model_tags", lambda _storage, name: dict(TAGS.get(name, {})))
     monkeypatch.setattr(
-        tracking, "tag_model", lambda _storage, name, tag, value: TAGS.setdefault(name, {}).update({tag: value})
+        "tasks.tracking.models.tag_model",
+        lambda _storage, name, tag, value: TAGS.setdefault(name, {}).update({tag: value}),
     )
 
 

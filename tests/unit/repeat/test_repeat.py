@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import pytest
 import torch
 
-from tasks import tracking
 from tasks.cache.manifest import open_cache
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
@@ -20,6 +19,8 @@ from tasks.repeat import original_run
 from tasks.repeat.original_run import OriginalRun
 from tasks.repeat.repeat import check_same_data, compare_metrics, differences_now, differences_of, repeat_training
 from tasks.storage import Storage, resolve_storage
+from tasks.tracking.runs import code_commit, package_versions
+from tasks.tracking.trained import LoggedTraining
 from tasks.train.spec import TrainingSpec, run_key
 
 TRAIN = TrainConfig(weights="none", freeze_backbone=False, device="cpu", precision="fp32")
@@ -40,8 +41,8 @@ def logged_run(**values: object) -> OriginalRun:
         "device": "cpu",
         "precision": "float32",
         "batch_sizes": {},
-        "versions": tracking.package_versions(),
-        "code_version": tracking.code_commit(),
+        "versions": package_versions(),
+        "code_version": code_commit(),
         "metrics": {},
         "new_settings": [],
     }
@@ -55,7 +56,7 @@ def test_immediate_repetition_has_no_differences() -> None:
 
 def test_differences_are_listed_before_training() -> None:
     """Each difference is a sentence with the old and the new value, including those otherwise found during training."""
-    versions = tracking.package_versions()
+    versions = package_versions()
     before = logged_run(
         versions=versions | {"torch": "1.0", "gone": "2.0"},
         code_version="abc",
@@ -74,7 +75,7 @@ def test_differences_are_listed_before_training() -> None:
         f"the processor was H200 and is {processor_name(torch.device('cpu'))}",
         "the precision was bfloat16 and is float32",
         "the number of threads was 7 and is 3",
-        f"the code was abc and is {tracking.code_commit()}",
+        f"the code was abc and is {code_commit()}",
         f"torch was 1.0 and is {versions['torch']}",
         "gone was 2.0 and is missing",
         "MLflow run r was resumed with changes: torch was 0.9 and is 1.0",
@@ -207,8 +208,8 @@ def test_settings_that_a_run_did_not_record_have_the_value_that_means_as_before(
         "device": "cpu",
         "precision": "float32",
     }
-    logged = tracking.LoggedTraining("r", config, {}, None, {}, {})
-    monkeypatch.setattr("tasks.tracking.logged_training", lambda _storage, _run_id: logged)
+    logged = LoggedTraining("r", config, {}, None, {}, {})
+    monkeypatch.setattr("tasks.repeat.original_run.logged_training", lambda _storage, _run_id: logged)
     monkeypatch.setattr(original_run, "TrainConfig", Later)
 
     found = original_run.read_training("r", resolve_storage(StorageConfig()))

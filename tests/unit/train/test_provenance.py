@@ -2,9 +2,10 @@
 
 import torch
 
-from tasks import tracking
 from tasks.config.train import TrainConfig
 from tasks.storage import Storage
+from tasks.tracking.runs import code_commit, package_versions
+from tasks.tracking.tracked_run import TrackedRun
 from tasks.train.provenance import (
     MAX_NOTE_LENGTH,
     append_to_note,
@@ -27,7 +28,7 @@ def test_expected_provenance_equals_that_of_the_ranks() -> None:
     assert expected == current
     assert current.keys() == {
         *("the device", "the processor", "the precision", "the number of threads", "the code"),
-        *tracking.package_versions(),
+        *package_versions(),
     }
     assert current["the number of threads"] == str(threads)
 
@@ -46,7 +47,7 @@ def test_provenance_of_a_run_comes_from_its_parameters(storage: Storage) -> None
     """A run has the parameters from when it was opened, and a new run has none."""
     params = {"device": "cuda:1", "num_threads": "4", "version.torch": "1.0", "train.seed": "3"}
 
-    assert recorded_provenance(tracking.TrackedRun(storage, "r", "abc", params)) == {
+    assert recorded_provenance(TrackedRun(storage, "r", "abc", params)) == {
         "the device": "cuda",
         "the number of threads": "4",
         "the code": "abc",
@@ -54,7 +55,7 @@ def test_provenance_of_a_run_comes_from_its_parameters(storage: Storage) -> None
     }
     assert (
         provenance_changes(
-            recorded_provenance(tracking.TrackedRun(storage, "r", tracking.code_commit())),
+            recorded_provenance(TrackedRun(storage, "r", code_commit())),
             current_provenance(CPU, None),
         )
         == []
