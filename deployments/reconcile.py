@@ -18,8 +18,8 @@ from tasks.errors import join_names, loggable
 from tasks.orchestration.task import HOST_LABEL
 from tasks.pool.task import HOLDING
 from tasks.storage import Storage, resolve_storage
-from tasks.tracking import lost
-from tasks.tracking.lost import EndStatus
+from tasks.tracking import runs
+from tasks.tracking.runs import EndStatus
 
 WORKER_LABEL = "prefect.worker.name"
 """Label by which Prefect's workers name themselves at a run before they start it."""
@@ -141,7 +141,7 @@ def _end_mlflow_runs_in(storage: Storage, client: SyncPrefectClient) -> None:
         return "KILLED" if state.is_cancelled() else "FAILED"
 
     try:
-        ended = lost.end_lost_runs(storage, status)
+        ended = runs.end_lost_runs(storage, status)
     except Exception as error:  # Of any driver of a database, for a URI that a user gave a run: flows can run without.
         _print_unseen(storage.tracking_shown, loggable(error))
         return

@@ -6,7 +6,7 @@ from tasks.config.prediction import PromoteRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef, RunRef
 from tasks.registry.approval.task import ask, asked_before, check_can_ask
-from tasks.registry.task import promote_run, weigh_run
+from tasks.registry.task import compare_run, promote_run
 from tasks.storage import resolve_storage
 
 
@@ -17,7 +17,7 @@ def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
     approval = None
     if config.promote.approval == "human":
         check_can_ask()
-        decision = asked_before() or run_stage(weigh_run, runs, config.promote, storage, config.spark, config.predict)
+        decision = asked_before() or run_stage(compare_run, runs, config.promote, storage, config.spark, config.predict)
         if decision.outcome != "waiting":
             return decision.champion
         runs = [decision.challenger]

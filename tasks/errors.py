@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tasks.credentials import without_credentials
-from tasks.text.printable import printable
+from tasks.text.markup import printable
 
 
 def loggable(value: object) -> str:

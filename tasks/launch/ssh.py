@@ -20,7 +20,7 @@ from tasks.launch.protocol import SILENT_SECONDS, Channel
 from tasks.launch.rank_process import OnActivity
 from tasks.launch.remote import Agent
 from tasks.launch.rendezvous import StoreAddress
-from tasks.text.printable import printable
+from tasks.text.markup import printable
 from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.ranks")

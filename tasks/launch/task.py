@@ -19,7 +19,7 @@ from tasks.launch.launcher import launch_ranks
 from tasks.orchestration.task import flow_run_tags, skipped, stage
 from tasks.pool.settings import PoolSettings
 from tasks.pool.task import where_to_run
-from tasks.progress.epochs import EpochProgress
+from tasks.progress.count import EpochProgress
 from tasks.refs import CacheRef, RunRef
 from tasks.report.task import publish_run
 from tasks.storage import Storage
@@ -53,8 +53,8 @@ def train_single(
     train: TrainConfig, cache: CacheRef, storage: Storage, single: SingleConfig = SingleConfig()
 ) -> RunRef:
     """Train in one process, here or on the work pool, unless the same run is already finished."""
-    from tasks.tracking.candidates import mark_chosen
     from tasks.tracking.runs import find_finished_run
+    from tasks.tracking.trained import mark_chosen
 
     spec = TrainingSpec(train=train, cache=cache, storage=storage, tags=flow_run_tags())
     if found := find_finished_run(storage, *spec.keys):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tasks.collectives import Reducer
-from tasks.text.printable import printable
+from tasks.text.markup import printable
 
 NUM_MISTAKES = 24
 """Number of mistakes that are kept: a gallery that a user can still inspect image by image."""

@@ -15,8 +15,15 @@ from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tracking.classifier_files import check_registered, fetch_registered
-from tasks.tracking.model_names import derived_model_name, source_name
-from tasks.tracking.models import SOURCE_TAG, fetch_logged, model_with_alias, names_with_alias, version_tags
+from tasks.tracking.models import (
+    SOURCE_TAG,
+    derived_model_name,
+    fetch_logged,
+    model_with_alias,
+    names_with_alias,
+    source_name,
+    version_tags,
+)
 from tasks.tracking.server import reachable
 from tasks.tracking.trained_tables import TABLE_ID_TAG, served_tables
 

@@ -15,6 +15,7 @@ from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
 from tasks.predict.champion import known_classes
 from tasks.refs import ModelRef
 from tasks.registry.aliases import CHALLENGER, CHAMPION_TAG
+from tasks.registry.comparison import judged_text
 from tasks.registry.decision import Approval, Comparison, Outcome, Promotion
 from tasks.registry.evidence import (
     ChampionUnusable,
@@ -34,7 +35,7 @@ from tasks.registry.gate import (
     is_older,
     objections,
 )
-from tasks.registry.judged import judged_text, note_judged
+from tasks.registry.judged import note_judged
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tracking import models

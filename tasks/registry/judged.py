@@ -83,11 +83,6 @@ def note_judged(storage: Storage, name: str, run: RunRef, content_digest: str, s
     return number
 
 
-def judged_text(number: int) -> str:
-    """Return how many challengers the test images have judged, as a part of a sentence."""
-    return f"these images have judged {number} challenger{'' if number == 1 else 's'} of this model"
-
-
 def _known(storage: Storage, name: str) -> dict[str, Judged]:
     known = {}
     for tag, value in models.model_tags(storage, name).items():

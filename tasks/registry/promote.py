@@ -13,22 +13,21 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
-from tasks.registry.aliases import CHALLENGER, CHAMPION, repair_aliases
+from tasks.registry.aliases import CHALLENGER, CHAMPION, check_predicts, repair_aliases
 from tasks.registry.decide import Challenge, decide, with_approval
 from tasks.registry.decision import Approval, Promotion, promotion_section
 from tasks.registry.gate import check_comparable, check_minimums, choose_best
 from tasks.registry.history import DECISION_TAG, decision_tag, record, record_pending, row_of_promotion
-from tasks.registry.trial import check_predicts
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import models
-from tasks.tracking.candidates import promotable_runs
 from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
-from tasks.tracking.model_names import derived_model_name, source_name
+from tasks.tracking.models import derived_model_name, source_name
 from tasks.tracking.pins import check_pins, pin_trained_versions
 from tasks.tracking.server import database_folder, reachable
+from tasks.tracking.trained import promotable_runs
 from tasks.tracking.trained_tables import NOT_PROMOTED_TAG, serving_tags
 
 logger = logging.getLogger("lakevision.registry")

@@ -6,17 +6,16 @@ from tasks.config.promotion import RollbackConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef
-from tasks.registry.aliases import CHAMPION, previous_champion, repair_aliases
+from tasks.registry.aliases import CHAMPION, check_predicts, previous_champion, repair_aliases
 from tasks.registry.decision import Rollback
 from tasks.registry.history import decision_tag, record, record_pending, row_of_rollback
 from tasks.registry.promote import promotion_lock
-from tasks.registry.trial import check_predicts
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import models
 from tasks.tracking.evaluated import evaluated_version
-from tasks.tracking.model_names import derived_model_name
+from tasks.tracking.models import derived_model_name
 from tasks.tracking.server import reachable
 from tasks.tracking.trained_tables import serving_tags
 

@@ -15,8 +15,8 @@ from tasks.errors import WrongInput
 from tasks.orchestration.task import skipped, stage
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.registry.approval.task import ask_elsewhere
+from tasks.registry.comparison import accuracy_text, comparison_markdown
 from tasks.registry.decision import Approval, Promotion
-from tasks.registry.figures import accuracy_text, comparison_markdown
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.storage import Storage
@@ -86,7 +86,7 @@ def promote_run(
 
 
 @stage("compare", timeout_in="promote")
-def weigh_run(
+def compare_run(
     runs: list[RunRef], promote: PromoteConfig, storage: Storage, spark_config: SparkConfig, predict: PredictConfig
 ) -> Promotion:
     """Compare the best run with the champion, and publish the figures that a user is asked to decide by."""

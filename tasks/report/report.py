@@ -21,7 +21,7 @@ from tasks.report.figures import draw_calibration, draw_confusion, draw_learning
 from tasks.report.image_names import image_files
 from tasks.report.model_card import TrainingFacts, model_card
 from tasks.storage import Storage
-from tasks.text.printable import printable
+from tasks.text.markup import printable
 from tasks.tracking.tracked_run import TrackedRun
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark import Accumulator, AccumulatorParam, SparkContext, TaskContext
 
 from tasks.progress.count import UPDATE_SECONDS, advance
-from tasks.text.printable import printable
+from tasks.text.markup import printable
 
 logger = logging.getLogger("lakevision.spark")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.credentials import without_credentials
-from tasks.text.printable import printable
+from tasks.text.markup import printable
 
 
 class _Printable:

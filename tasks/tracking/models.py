@@ -1,5 +1,6 @@
-"""MLflow's model registry: versions, aliases and tags."""
+"""MLflow's model registry: versions with their aliases, tags and descriptions, and default names of models."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,13 +11,14 @@ from urllib.parse import quote
 from mlflow.entities import LoggedModelStatus
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
+from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS, MLFLOW_RUN_NOTE
 
+from tasks.config.etl import BUILTIN_DIGITS
 from tasks.errors import WrongInput
-from tasks.refs import ModelRef, RunRef
+from tasks.paths import readable_name
+from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import DIGEST_TAG, fetch_files, file_digests
-from tasks.tracking.description import DESCRIPTION_TAG, MAX_VERSION_DESCRIPTION, fit_description
 from tasks.tracking.registry_values import checked_run_id
 from tasks.tracking.server import client_of
 from tasks.tracking.trained_tables import table_tags
@@ -32,6 +34,19 @@ PROMOTION_TAG = "lakevision.promotion"
 
 ROLLED_BACK_TAG = "lakevision.rolled_back"
 """Tag of a version that was rolled back, with the sentence that says so; promotions leave it out."""
+
+NAME_PREFIX = "lakevision"
+
+MAX_FOLDER_CHARACTERS = 40
+"""Maximum number of characters of the folder's name in the name of a model."""
+
+DESCRIPTION_TAG = MLFLOW_RUN_NOTE
+
+MAX_RUN_DESCRIPTION = 8000
+MAX_VERSION_DESCRIPTION = 5000
+"""Column sizes of MLflow's database in characters; SQLite accepts longer texts, PostgreSQL rejects them."""
+
+CUT_NOTE = "\n\n*Shortened: the whole text is the artifact `model_card.md` of the training run.*\n"
 
 
 def whole_model(storage: Storage, run: RunRef) -> str | None:
@@ -259,3 +274,41 @@ def model_location(model: ModelRef) -> str:
 def to_json(value: Any) -> str:
     """Return a value as compact JSON with sorted keys, for a tag."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def source_name(table: TableRef, storage: Storage) -> str:
+    """Return the source of a table as in its models' tags: the built-in digits are the same source in every home.
+
+    An older table of the digits has the path of their folder as its source.
+    """
+    return BUILTIN_DIGITS if table.source == str(storage.digits) else table.source
+
+
+def derived_model_name(table: TableRef, storage: Storage) -> str | None:
+    """Return the name of the models that are trained on a table, or None if its source is unknown.
+
+    The folder's name makes it readable. The suffix distinguishes folders of the same name, tables that were created
+    again, possibly with other splits, and sources that replaced each other in one table.
+    """
+    if not table.source:
+        return None
+    source = source_name(table, storage)
+    if source == BUILTIN_DIGITS:
+        return f"{NAME_PREFIX}-digits"
+    if source.startswith(BUILTIN_DIGITS):  # other splits or labels of the digits, the same in every home as well
+        return f"{NAME_PREFIX}-digits-{hashlib.sha256(source.encode()).hexdigest()[:6]}"
+    suffix = hashlib.sha256(f"{table.table_id}|{table.source}".encode()).hexdigest()[:6]
+    return f"{NAME_PREFIX}-{readable_name(table.source, MAX_FOLDER_CHARACTERS)}-{suffix}"
+
+
+def fit_description(text: str, max_characters: int) -> str:
+    """Return the text, or as many of its first sections as fit, followed by a note.
+
+    If the first section does not fit, it is cut at a line break; if its first line does not fit, within that line.
+    """
+    if len(text) <= max_characters:
+        return text
+    room = max_characters - len(CUT_NOTE)
+    # Not within a table or a code fence, whose remainder would be rendered as something else.
+    end = max(text.rfind("\n## ", 0, room + 1), 0) or max(text.rfind("\n", 0, room + 1), 0) or room
+    return text[:end].rstrip() + CUT_NOTE

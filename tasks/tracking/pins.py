@@ -25,8 +25,7 @@ from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import newest_snapshot
-from tasks.tracking.pages import all_results
-from tasks.tracking.server import client_of, prepare_tracking
+from tasks.tracking.server import all_results, client_of, prepare_tracking
 from tasks.tracking.trained_tables import trained_versions
 
 logger = logging.getLogger("lakevision.tracking")

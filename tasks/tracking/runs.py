@@ -1,26 +1,27 @@
-"""Lookup and termination of MLflow runs, and the provenance that they record."""
+"""Lookup and termination of MLflow runs, also of those whose process is gone, and the provenance that they record."""
 
 import logging
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mlflow.entities import Run, RunStatus, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.tracking.context.system_environment_context import SystemEnvironmentContext
 from mlflow.utils.mlflow_tags import MLFLOW_SOURCE_NAME
+from sqlalchemy import make_url
 
 import tasks
 from tasks.environment import code_version
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
-from tasks.tracking.experiments import run_page
+from tasks.tracking.experiments import DATA, TRAINING, run_page
 from tasks.tracking.files import file_names, read_file
-from tasks.tracking.server import client_of, prepare_tracking, translate_outage
+from tasks.tracking.server import client_of, prepare_tracking, reachable, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -69,6 +70,9 @@ LOGGED_PACKAGES = (
     "pyarrow",
     "pillow",
 )
+
+EndStatus = Literal["FAILED", "KILLED"]
+"""Status of an MLflow run whose process ended without setting one."""
 
 
 def find_finished_run(storage: Storage, *keys: str, experiments: Sequence[str] | None = None) -> RunRef | None:
@@ -199,3 +203,37 @@ def run_location(storage: Storage, run: RunRef) -> str:
     with translate_outage(storage):
         experiment = client_of(storage).get_run(run.run_id).info.experiment_id
     return run_page(experiment, run.run_id)
+
+
+def end_lost_runs(storage: Storage, status: Callable[[str], EndStatus | None]) -> list[str]:
+    """End the running MLflow runs of flow runs that have ended, and return their ids.
+
+    Args:
+        storage: Storage with the tracking URI.
+        status: Returns the status for an MLflow run from the id of its flow run; None if that has not ended.
+
+    Raises:
+        TrackingUnavailable: The tracking server does not answer.
+    """
+    if not _exists(storage):
+        return []
+    client, ended = client_of(storage), []
+    with reachable(storage):
+        found = [client.get_experiment_by_name(experiment.name) for experiment in (TRAINING, DATA)]
+        experiments = [str(experiment.experiment_id) for experiment in found if experiment is not None]
+        runs = client.search_runs(experiments, "attributes.status = 'RUNNING'") if experiments else []
+        for run in runs:
+            flow_run = run.data.tags.get(FLOW_RUN_TAG)
+            if flow_run is not None and (end := status(flow_run)) is not None:
+                client.set_terminated(run.info.run_id, end)
+                logger.info("MLflow run %s has lost its process: marked as %s", run.info.run_id, end)
+                ended.append(str(run.info.run_id))
+    return ended
+
+
+def _exists(storage: Storage) -> bool:
+    """Return whether there may be runs: a client would create a database file that is missing."""
+    if not storage.tracking.startswith("sqlite:"):
+        return True
+    name = make_url(storage.tracking).database
+    return bool(name) and Path(str(name)).exists()

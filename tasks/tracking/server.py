@@ -1,16 +1,19 @@
-"""The MLflow tracking server or database: client, set-up, and checks that it answers."""
+"""The MLflow tracking server or database: its creation, client, set-up, and checks that it answers."""
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
+import filelock
 import requests
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Metric, RunTag
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES, MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
 from mlflow.tracking._tracking_service.utils import _get_store
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
@@ -20,8 +23,7 @@ from tasks.credentials import without_credentials
 from tasks.errors import TrackingUnavailable, WrongInput
 from tasks.paths import is_inside, local_path
 from tasks.storage import Storage, artifacts_folder, tracking_file
-from tasks.system.home import make_home
-from tasks.tracking.database import create_database
+from tasks.system.home import PRIVATE_FILE, is_shared, make_home, make_private_file
 from tasks.tracking.experiments import DATA, TRAINING, prepare_experiment, run_list
 from tasks.tracking.moved_home import follow_home
 
@@ -36,6 +38,8 @@ runs that have something to lose."""
 
 FIRST_TIMEOUT_SECONDS = 10
 """Timeout of the first request."""
+
+T = TypeVar("T")
 
 
 def client_of(storage: Storage) -> MlflowClient:
@@ -233,3 +237,54 @@ def check_tracking(storage: Storage) -> None:
             f"storage.tracking is '{storage.tracking_shown}', which does not answer ({message}): start the MLflow "
             "server, or leave the setting empty for a database file"
         ) from None
+
+
+def create_database(database: Path, *, private: bool) -> None:
+    """Create MLflow's tables in a file with another name, and rename it, unless the database exists.
+
+    SQLite does not undo the changes of a migration whose process is killed, and MLflow can neither use such a database
+    nor complete it. Processes that start together wait for the first one.
+
+    Args:
+        database: The file.
+        private: Whether only its owner may read it, unless the folder is shared.
+    """
+    if _is_complete(database):
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    lock = database.with_name(f"{database.name}.lock")
+    # Each user of a shared folder may be the first.
+    with filelock.FileLock(lock, mode=PRIVATE_FILE if private and not is_shared(database.parent) else 0o666):
+        if not _is_complete(database):
+            _create_file(database, private=private)
+        with suppress(PermissionError):  # of another user, in a folder that keeps the files of each
+            lock.unlink(missing_ok=True)  # A process that waits for it finds the database.
+
+
+def _create_file(database: Path, *, private: bool) -> None:
+    new = database.with_name(f"{database.name}.new")
+    for left in database.parent.glob(f"{new.name}*"):  # by a process that was killed, with SQLite's journal
+        left.unlink()
+    if private:
+        make_private_file(new)
+    _get_store(f"sqlite:///{new}").engine.dispose()
+    new.replace(database)
+
+
+def _is_complete(database: Path) -> bool:
+    return database.is_file() and database.stat().st_size > 0
+
+
+def all_results(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:
+    """Yield the results of all pages.
+
+    Args:
+        search: Returns the page of a token; None is the first one.
+    """
+    token = None
+    while True:
+        page = search(token)
+        yield from page
+        token = page.token
+        if not token:
+            return

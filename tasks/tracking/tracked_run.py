@@ -19,9 +19,9 @@ from mlflow.utils.autologging_utils import BatchMetricsLogger
 from tasks.errors import TrackingUnavailable
 from tasks.storage import Storage
 from tasks.tracking.datasets import TrainingData, dataset_inputs
-from tasks.tracking.description import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
 from tasks.tracking.files import log_json, log_table, log_text, run_files
 from tasks.tracking.logged_model import log_package
+from tasks.tracking.models import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
 from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, code_commit, context_tags, flat_params, version_params
 from tasks.tracking.server import client_of, log_metrics, prepare_writing, translate_outage
 

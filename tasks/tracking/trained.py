@@ -1,16 +1,17 @@
-"""Finished training runs as logged in MLflow: settings, provenance, metrics and model."""
+"""Finished training runs in MLflow: what they logged, and those among which a promotion chooses."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlflow.entities import RunStatus
+from mlflow.entities import Run, RunStatus
 from mlflow.exceptions import MlflowException
 
 from tasks.credentials import without_credentials
 from tasks.errors import WrongInput
 from tasks.model_package.description import WEIGHTS_FILE
-from tasks.refs import RunRef
+from tasks.refs import RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.files import read_json, repository
@@ -22,11 +23,15 @@ from tasks.tracking.runs import (
     RESUMED_WITH_CHANGES_TAG,
     versions_in,
 )
-from tasks.tracking.server import EXPERIMENT, client_of, prepare_tracking
+from tasks.refs import TRIAL_TAG
+from tasks.tracking.server import EXPERIMENT, all_results, client_of, prepare_tracking
 from tasks.tracking.trained_tables import TABLE_PARAM
 
 REPEAT_TAG = "lakevision.repeat_of"
 """Tag of a repeated training run with the id of the original run."""
+
+CHOSEN_TAG = "lakevision.chosen"
+"""Tag of a trial whose settings were trained outside its search as well, as a search ends with those of its best."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,8 @@ def newest_training(storage: Storage) -> RunRef:
     Raises:
         WrongInput: No training run has finished.
     """
-    runs = client_of(storage).search_runs(
-        [prepare_tracking(storage)],
-        "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
-        order_by=["attributes.start_time DESC"],
-    )
-    for run in runs:
-        if not {REPEAT_TAG, OLD_MODEL_TAG} & run.data.tags.keys():
+    for run in _finished_runs(storage):
+        if REPEAT_TAG not in run.data.tags:
             return RunRef(run_id=run.info.run_id)
     raise WrongInput(
         f"run_id is empty, and the experiment '{EXPERIMENT}' of '{storage.tracking_shown}' has no finished "
@@ -118,3 +118,60 @@ def download_weights(storage: Storage, run: RunRef, folder: Path) -> Path:
     package = folder / run.run_id
     package.mkdir(parents=True, exist_ok=True)
     return next(Path(files.download_artifacts("", str(package))).rglob(WEIGHTS_FILE))
+
+
+def promotable_runs(storage: Storage, table: TableRef | None = None) -> list[RunRef]:
+    """Return the newest finished run and every other finished run on the same cache, the newest first.
+
+    Trials of a hyper-parameter search count only once their settings were chosen: the maximum over many trials is
+    higher than their accuracy on new images.
+
+    Args:
+        storage: Storage with the tracking URI.
+        table: The table whose runs count; None if it cannot be read, as after it was deleted. Then the runs on a
+            table at `storage.tables` count, or if there are none, all runs.
+
+    Raises:
+        WrongInput: There are finished runs, and none was trained on `table`.
+    """
+    found = _finished_runs(storage)
+    runs = [run for run in found if TRIAL_TAG not in run.data.tags or CHOSEN_TAG in run.data.tags]
+    if not runs:
+        return []
+    path = storage.table("images") if table is None else table.path
+    own = [run for run in runs if _was_trained_on(run, path, "" if table is None else table.table_id)]
+    if table is not None and not own:
+        raise WrongInput(
+            f"run_ids is empty, and none of the {len(runs)} finished runs was trained on the table '{path}': give "
+            "run_ids, or the storage.tables of the runs"
+        )
+    runs = own or runs
+    digest = runs[0].data.params["cache.digest"]
+    return [RunRef(run_id=run.info.run_id) for run in runs if run.data.params["cache.digest"] == digest]
+
+
+def _finished_runs(storage: Storage) -> Iterator[Run]:
+    """Return the finished training runs, the newest first, without those of release 0.1.0."""
+    client, experiments = client_of(storage), [prepare_tracking(storage)]
+    found: Iterator[Run] = all_results(
+        lambda token: client.search_runs(
+            experiments,
+            "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
+        )
+    )
+    return (run for run in found if OLD_MODEL_TAG not in run.data.tags)
+
+
+def _was_trained_on(run: Run, path: str, table_id: str) -> bool:
+    """Return whether the run recorded this table, by its id in a home that was moved, or by the path of a new table."""
+    params = run.data.params
+    return bool(params.get("data.table") == path or (table_id and params.get("data.table_id") == table_id))
+
+
+def mark_chosen(storage: Storage, run: RunRef) -> None:
+    """Tag a finished run that was trained as a trial, and is asked for outside its search."""
+    client = client_of(storage)
+    if TRIAL_TAG in client.get_run(run.run_id).data.tags:
+        client.set_tag(run.run_id, CHOSEN_TAG, "true")

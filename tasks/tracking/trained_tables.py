@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from tasks.refs import TableRef
 from tasks.storage import Storage
-from tasks.tracking.pages import all_results
 from tasks.tracking.registry_values import whole_number
-from tasks.tracking.server import client_of
+from tasks.tracking.server import all_results, client_of
 
 logger = logging.getLogger("lakevision.tracking")
 

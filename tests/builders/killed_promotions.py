@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.refs import ModelRef, RunRef
-from tasks.registry import trial
+from tasks.registry import aliases
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.registry.history import DECISION_TAG
 from tasks.registry.promote import promote_best
@@ -107,7 +107,7 @@ def copied(storage: Storage, folder: Path) -> Storage:
 
 def try_here() -> None:
     """Let promotions of this process try models in it: a fresh one takes seconds, in which nothing changes."""
-    trial.predict_once = predict_here
+    aliases.predict_once = predict_here
 
 
 def run_and_kill(stage: str, storage: Storage, run: RunRef, seconds: float | None) -> float | None:

@@ -9,7 +9,7 @@ from tasks.registry import trial_prediction
 
 
 def predict_here(folder: Path) -> str | None:
-    """Predict an image as `trial.predict_once` does, without its fresh process, which takes seconds to import torch."""
+    """Predict an image as `aliases.predict_once` does, without its fresh process, which takes seconds to load torch."""
     with patch.object(sys, "argv", ["trial_prediction", str(folder)]):
         try:
             trial_prediction.main()

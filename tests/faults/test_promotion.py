@@ -4,9 +4,8 @@ import pytest
 
 from tasks.config.storage import StorageConfig
 from tasks.model_package.description import FILE_LIMITS
-from tasks.registry.aliases import CHAMPION
+from tasks.registry.aliases import CHAMPION, check_predicts
 from tasks.registry.judged import JUDGED_TAG
-from tasks.registry.trial import check_predicts
 from tasks.storage import resolve_storage
 from tasks.tracking.models import model_with_alias, version_tags
 from tests.builders.killed_promotions import (

@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.refs import CacheRef
-from tasks.registry import trial
 from tasks.spark.session import spark_session
 from tasks.storage import Storage, resolve_storage
 from tests.builders.hand_made_cache import hand_made_cache
@@ -31,7 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def trials_here() -> Iterator[None]:
     """Let promotions of the tests' processes try models in them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "predict_once", predict_here)
+        patch.setattr("tasks.registry.aliases.predict_once", predict_here)
         yield
 
 

@@ -15,7 +15,7 @@ from tasks.errors import WrongInput
 from tasks.paths import is_inside
 from tasks.refs import TableRef
 from tasks.storage import resolve_storage
-from tasks.tracking.model_names import derived_model_name
+from tasks.tracking.models import derived_model_name
 from tests.builders.processes import ROOT
 
 FILE = ROOT / "deployments" / "prefect.yaml"

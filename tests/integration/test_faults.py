@@ -18,10 +18,9 @@ from tasks.etl.ingest import ingest_images
 from tasks.launch.launcher import launch_ranks
 from tasks.predict import batch
 from tasks.refs import TableRef
-from tasks.registry.aliases import CHAMPION
+from tasks.registry.aliases import CHAMPION, check_predicts
 from tasks.registry.promote import promote_best
 from tasks.registry.rollback import roll_back
-from tasks.registry.trial import check_predicts
 from tasks.spark.gateway import SparkFailed
 from tasks.spark.session import spark_session
 from tasks.tracking.models import model_with_alias, set_alias, version_tags

@@ -30,21 +30,19 @@ from tasks.orchestration.task import StageLog
 from tasks.predict.champion import check_model
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.registry import promote as promote_module
-from tasks.registry import trial
-from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS
+from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS, predict_once
 from tasks.registry.decision import Approval
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
-from tasks.registry.trial import predict_once
 from tasks.schema import PREDICTIONS
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import models
-from tasks.tracking.candidates import mark_chosen, promotable_runs
 from tasks.tracking.pins import read_pins
 from tasks.tracking.searches import trial_tags
+from tasks.tracking.trained import mark_chosen, promotable_runs
 from tasks.tracking.trained_tables import served_tables, trained_versions
 from tests.builders.delta_rows import delta_rows
 from tests.builders.disks import mounted_disk
@@ -645,7 +643,9 @@ def test_run_is_chosen_by_val_and_compared_by_test(storage, tmp_path):
 
 def test_version_that_predicts_no_image_in_a_fresh_process_is_not_promoted(storage, tmp_path, monkeypatch):
     """Its files are those that were registered, but its weights are not finite; the champion stays."""
-    monkeypatch.setattr(trial, "predict_once", predict_once)  # The tests' own predicts in their process.
+    monkeypatch.setattr(
+        "tasks.registry.aliases.predict_once", predict_once
+    )  # The tests' own predicts in their process.
     promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], NAMED, storage)
     broken = log_run(storage, tmp_path, seed=2, accuracy=0.9, finite=False)
     refused = (

@@ -27,8 +27,8 @@ from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.serving import serving_network
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
-from tasks.tracking.candidates import promotable_runs
 from tasks.tracking.runs import read_artifact, run_metrics
+from tasks.tracking.trained import promotable_runs
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.homes import home_with_tracking
 from tests.builders.processes import rank_processes

@@ -26,9 +26,9 @@ from tasks.config.tune import Choices, Range, TuneConfig, TuneRun
 from tasks.errors import WrongInput
 from tasks.orchestration.task import flow_run_tags
 from tasks.refs import TrialReport
-from tasks.tracking.candidates import promotable_runs
 from tasks.tracking.searches import mark_pruned
 from tasks.tracking.tracked_run import tracked_run
+from tasks.tracking.trained import promotable_runs
 from tasks.train.spec import TrainingSpec
 from tasks.tune.search import TrialStart, TrialThread, search_parameters
 from tasks.tune.space import study_name

@@ -17,8 +17,8 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
+from tasks.registry.comparison import comparison_markdown
 from tasks.registry.decision import Approval, Promotion
-from tasks.registry.figures import comparison_markdown
 from tasks.text.markup import markdown_text
 
 DEPLOYMENT = "promote/promote"

@@ -27,7 +27,7 @@ def end_with(monkeypatch: pytest.MonkeyPatch, end: Callable[[Storage], list[str]
     def end_lost_runs(storage: Storage, status: Any) -> list[str]:
         return end(storage)
 
-    monkeypatch.setattr("tasks.tracking.lost.end_lost_runs", end_lost_runs)
+    monkeypatch.setattr("tasks.tracking.runs.end_lost_runs", end_lost_runs)
     reconcile.end_mlflow_runs(create_autospec(SyncPrefectClient))
 
 

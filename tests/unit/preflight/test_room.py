@@ -16,7 +16,7 @@ from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.source import Source, prepare_source
-from tasks.preflight.room import check_room
+from tasks.preflight.check import check_room
 from tasks.schema import FILES_ARROW, IMAGES_ARROW
 from tasks.storage import Storage, resolve_storage
 from tasks.tables import snapshots

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.theme import Theme
 
 from tasks.progress.bar import progress_bars
-from tasks.progress.count import counted
-from tasks.progress.epochs import EpochProgress
+from tasks.progress.count import EpochProgress, counted
 
 
 class Terminal(io.StringIO):

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tasks.progress import count
-from tasks.progress.count import StepProgress, advance, counted, listener
-from tasks.progress.epochs import EpochProgress
+from tasks.progress.count import EpochProgress, StepProgress, advance, counted, listener
 from tasks.spark import worker_log
 from tasks.spark.worker_log import EndedParts, EndedTasks, WorkerCount, forward_worker_lines, num_tasks
 
@@ -86,7 +85,7 @@ def test_epochs_are_counted_and_a_training_run_that_stops_early_is_done(
 ) -> None:
     """The remaining time of a resumed run is estimated from the epochs that its own process trained."""
     clock = iter([100.0, 110.0, 120.0, 121.0])
-    monkeypatch.setattr("tasks.progress.epochs.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tasks.progress.count.time.monotonic", lambda: next(clock))
     with listener(updates.append):
         epochs = EpochProgress("train", 20)
         for epoch, accuracy in ((5, 0.5), (6, 0.75)):

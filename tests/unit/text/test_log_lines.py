@@ -11,8 +11,7 @@ from tasks.etl.validate import BadFile, NearPair
 from tasks.metrics.mistakes import Mistake, mistake_table
 from tasks.spark.worker_log import log_from_worker
 from tasks.text.log_lines import SingleLineFilter
-from tasks.text.markup import markdown_code, markdown_fence, markdown_text
-from tasks.text.printable import printable
+from tasks.text.markup import markdown_code, markdown_fence, markdown_text, printable
 
 NAMES = {
     "cat\x1b[2Jred.jpg": r"cat\x1b[2Jred.jpg",

@@ -1,6 +1,6 @@
 """Tests of descriptions that are too long for a column of MLflow's database."""
 
-from tasks.tracking.description import CUT_NOTE, fit_description
+from tasks.tracking.models import CUT_NOTE, fit_description
 
 CARD = "# title\n\n## one\n\n| a |\n| --- |\n" + 20 * "| row |\n" + "\n## two\n\n" + 20 * "words\n"
 

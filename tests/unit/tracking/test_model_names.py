@@ -6,7 +6,7 @@ import pytest
 
 from tasks.refs import TableRef
 from tasks.storage import Storage
-from tasks.tracking.model_names import derived_model_name, source_name
+from tasks.tracking.models import derived_model_name, source_name
 
 STORAGE = Storage(home="/home", tables="/home/tables", cache="", artifacts="", tracking="")
 

@@ -2,7 +2,7 @@
 
 from mlflow.store.entities import PagedList
 
-from tasks.tracking.pages import all_results
+from tasks.tracking.server import all_results
 
 
 def test_all_pages_are_read_in_order() -> None:
