@@ -5,8 +5,7 @@ from flows.decorator import dag_flow
 from tasks.config.prediction import PromoteRun
 from tasks.orchestration.task import run_stage
 from tasks.refs import ModelRef, RunRef
-from tasks.registry.approval.task import ask, asked_before, check_can_ask
-from tasks.registry.task import compare_run, promote_run
+from tasks.registry.task import ask, asked_before, check_can_ask, compare_run, promote_run
 from tasks.storage import resolve_storage
 
 

@@ -103,7 +103,11 @@ def check_pipeline(config: PipelineConfig, storage: Storage, *, trains_here: boo
         check_table_path(path)
     check_table_path(config.predict.predictions or storage.table("predictions"))
     if config.predict.table and not check_table_path(config.predict.table):
-        raise WrongInput(f"predict.table is '{config.predict.table}', which is not a Delta table: check the path")
+        raise WrongInput(
+            f"predict.table is '{config.predict.table}', which is not a Delta table",
+            setting="predict.table",
+            way_out="check the path",
+        )
     if config.predict.source:
         inputs = inputs_table(config.predict.predictions or storage.table("predictions"))
         list_source(config.predict.source, inputs, storage, config.spark)

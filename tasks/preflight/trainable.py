@@ -38,8 +38,9 @@ def check_training(train: TrainConfig, cache_config: CacheConfig, *, here: bool 
             classifier.train()(sample)
     except Exception as error:  # Each architecture raises its own exceptions for an unsupported size.
         raise WrongInput(
-            f"cache.image_size is {side}, which train.model '{train.model}' does not accept ({error}): "
-            "give the size that the model was designed for, 224 for most"
+            f"cache.image_size is {side}, which train.model '{train.model}' does not accept ({error})",
+            setting="cache.image_size",
+            way_out="give the size that the model was designed for, 224 for most",
         ) from error
     on_cpu = device is not None and device.type == "cpu"
     if on_cpu and train.compile and not (train.trains_head_only and ends_in_head(classifier, sample)):

@@ -10,7 +10,7 @@ from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef
 from tasks.storage import Storage
 from tasks.tracking import models
-from tasks.tracking.classifier_files import check_registered, fetch_registered
+from tasks.tracking.classifier_files import fetch_registered
 from tasks.tracking.trained_tables import NOT_PROMOTED_TAG
 
 CHAMPION = "champion"
@@ -71,14 +71,13 @@ def check_predicts(storage: Storage, model: ModelRef, which: str) -> None:
     Raises:
         WrongInput: Its files differ from the registered ones, or it cannot be loaded.
     """
-    check_registered(models.version_tags(storage, model), model, FILE_LIMITS)
     with TemporaryDirectory(prefix="lakevision-trial-") as scratch:
         folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model")
         why = predict_once(folder)
     if why is not None:
         raise WrongInput(
-            f"{model.name} version {model.version}, {which}, does not predict an image ({why[:400]}): the champion is "
-            "unchanged; promote another run"
+            f"{model.name} version {model.version}, {which}, does not predict an image ({why[:400]})",
+            way_out="the champion is unchanged; promote another run",
         )
 
 

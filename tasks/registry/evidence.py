@@ -69,7 +69,8 @@ def current_table(spark: SparkSession | None, best: EvaluatedRun, storage: Stora
     if first_image(spark, table) is None:
         raise WrongInput(
             f"version {table.version} of '{table.path}' has no test images, on which run {best.run.run_id} could be "
-            "compared with the champion: promote a run on a version that has some"
+            "compared with the champion",
+            way_out="promote a run on a version that has some",
         )
     return table
 
@@ -137,7 +138,8 @@ def compare_on_images(
     if not paired.num_new:
         raise WrongInput(
             f"run {best.run.run_id} was trained on all {paired.num_tested} test images of version {table.version} of "
-            f"'{table.path}', so it cannot be compared with the champion: train on that version"
+            f"'{table.path}', so it cannot be compared with the champion",
+            way_out="train on that version",
         )
     if not paired.pairs:
         raise ChampionUnusable(f"it was trained on all {paired.left_out} test images")

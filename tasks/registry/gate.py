@@ -38,7 +38,8 @@ def choose_best(candidates: Sequence[EvaluatedRun]) -> EvaluatedRun:
     if unknown and len(candidates) > 1:
         raise WrongInput(
             f"MLflow run '{unknown[0]}' has no metric best_val_accuracy, by which the best of {len(candidates)} runs "
-            "is chosen: give finished runs of the flow train, or a single run"
+            "is chosen",
+            way_out="give finished runs of the flow train, or a single run",
         )
     return max(candidates, key=lambda found: found.val_accuracy or 0.0)
 
@@ -61,8 +62,9 @@ def check_minimums(best: EvaluatedRun, num_candidates: int, promote: PromoteConf
         if minimum and (value is None or value < minimum):
             known = "unknown" if value is None else f"{value:.4f}"
             raise WrongInput(
-                f"the best of {num_candidates} runs has {name} {known}, below promote.{setting} {minimum}: train a "
-                "better model or lower that minimum; the champion is unchanged"
+                f"the best of {num_candidates} runs has {name} {known}, below promote.{setting} {minimum}",
+                setting=f"promote.{setting}",
+                way_out="train a better model or lower that minimum; the champion is unchanged",
             )
 
 
@@ -81,10 +83,12 @@ def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str
     if challenger.same_table(champion) or challenger.same_content(champion) or challenger.is_served_by(champion):
         return
     path = "" if champion.table is None else f" ('{champion.table.path}')"
-    way_out = ", or leave it empty for a name derived from the table" if is_given else ""
+    or_empty = ", or leave it empty for a name derived from the table" if is_given else ""
     raise WrongInput(
         f"the champion of the registered model '{name}' was trained on another table{path}, so the two cannot be "
-        f"compared: set promote.model_name to another name{way_out}"
+        "compared",
+        setting="promote.model_name",
+        way_out=f"set promote.model_name to another name{or_empty}",
     )
 
 
@@ -223,7 +227,9 @@ def check_size(num_bytes: int, promote: PromoteConfig) -> None:
     if promote.max_megabytes is not None and num_bytes > promote.max_megabytes * 1e6:
         raise WrongInput(
             f"the weights of the best run have {num_bytes / 1e6:.1f} MB, more than promote.max_megabytes "
-            f"{promote.max_megabytes}: train a smaller network or raise that maximum; the champion is unchanged"
+            f"{promote.max_megabytes}",
+            setting="promote.max_megabytes",
+            way_out="train a smaller network or raise that maximum; the champion is unchanged",
         )
 
 

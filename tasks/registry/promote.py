@@ -1,6 +1,7 @@
 """Promotion: registers the best run and moves the alias `champion` to it if it beats the champion."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ from tasks.tracking import models
 from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
 from tasks.tracking.models import derived_model_name, source_name
 from tasks.tracking.pins import check_pins, pin_trained_versions
-from tasks.tracking.server import database_folder, reachable
+from tasks.tracking.server import database_file, reachable
 from tasks.tracking.trained import promotable_runs
 from tasks.tracking.trained_tables import NOT_PROMOTED_TAG, serving_tags
 
@@ -78,13 +79,25 @@ def promote_best(
         TrackingUnavailable: The tracking server does not answer; the next promotion completes the work.
     """
     with reachable(storage):
-        challenge = replace(_challenge(runs, promote, storage, table, approval, spark, predict), reason=reason)
-        with promotion_lock(storage, challenge.name):
+        best, accuracies, name = _best_run(runs, promote, storage, table)
+        challenge = Challenge(
+            best=best,
+            accuracies=accuracies,
+            name=name,
+            name_is_given=promote.model_name is not None,
+            promote=promote,
+            storage=storage,
+            spark=spark,
+            predict=predict,
+            approval=approval,
+            reason=reason,
+        )
+        with promotion_lock(storage, name):
             challenge = _with_earlier_version(challenge)
             decision = None
             # The lock does not cover other machines: a promotion there may move the alias before this one is written.
             while decision is None:
-                champion = models.model_with_alias(storage, challenge.name, CHAMPION)
+                champion = models.model_with_alias(storage, name, CHAMPION)
                 if champion is not None:
                     record_pending(storage, champion)
                 decision = _carry_out(challenge, champion)
@@ -92,23 +105,21 @@ def promote_best(
     return decision
 
 
-def _challenge(
-    runs: Sequence[RunRef],
-    promote: PromoteConfig,
-    storage: Storage,
-    table: TableRef | None,
-    approval: Approval | None,
-    spark: SparkConfig,
-    predict: PredictConfig,
-) -> Challenge:
-    """Return the best of the runs on the split `val`, with the arguments of `promote_best`.
+def _best_run(
+    runs: Sequence[RunRef], promote: PromoteConfig, storage: Storage, table: TableRef | None
+) -> tuple[EvaluatedRun, dict[str, float | None], str]:
+    """Return the best of the runs on the split `val`, the accuracies of the best ones by run id, and the model's name.
+
+    The arguments are those of `promote_best`.
 
     Raises:
         WrongInput: As for `promote_best`.
     """
     runs = runs or promotable_runs(storage, _table_of(storage))
     if not runs:
-        raise WrongInput(f"'{storage.tracking_shown}' has no finished run to promote: run the flow train first")
+        raise WrongInput(
+            f"'{storage.tracking_shown}' has no finished run to promote", way_out="run the flow train first"
+        )
     tested = [_with_table(evaluated_run(storage, run), table) for run in runs]
     _check_one_table(tested)
     name = promote.model_name or _derived_name(tested[0], storage)
@@ -118,17 +129,8 @@ def _challenge(
     best = choose_best(candidates)
     check_minimums(best, len(candidates), promote)
     check_pins(storage, best.table)
-    return Challenge(
-        best=best,
-        accuracies=_best_accuracies(candidates),
-        name=name,
-        name_is_given=promote.model_name is not None,
-        promote=promote,
-        storage=storage,
-        spark=spark,
-        predict=predict,
-        approval=approval,
-    )
+    ranked = sorted(candidates, key=lambda found: found.val_accuracy or 0.0, reverse=True)
+    return best, {found.run.run_id: found.val_accuracy for found in ranked[:NUM_RECORDED]}, name
 
 
 def _table_of(storage: Storage) -> TableRef | None:
@@ -138,12 +140,6 @@ def _table_of(storage: Storage) -> TableRef | None:
     except NeedsSpark:
         return None
     return None if found is None else found.table
-
-
-def _best_accuracies(candidates: Sequence[EvaluatedRun]) -> dict[str, float | None]:
-    """Return the accuracies on `val` of the best candidates by run id."""
-    best = sorted(candidates, key=lambda found: found.val_accuracy or 0.0, reverse=True)
-    return {found.run.run_id: found.val_accuracy for found in best[:NUM_RECORDED]}
 
 
 def _with_earlier_version(challenge: Challenge) -> Challenge:
@@ -157,7 +153,8 @@ def _with_earlier_version(challenge: Challenge) -> Challenge:
 
 def promotion_lock(storage: Storage, name: str) -> AbstractContextManager[None]:
     """Return the lock of promotions and rollbacks under a name: beside the database file, else in the home."""
-    folder = database_folder(storage) or storage.home
+    database = database_file(storage)
+    folder = storage.home if database is None else database.parent
     return exclusive_lock(f"{folder}/promotion-{hashlib.sha256(name.encode()).hexdigest()[:12]}")
 
 
@@ -175,8 +172,8 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
     if decision.outcome != "kept":
         champion = models.register_run(storage, best.run, challenge.name, FILE_LIMITS)
         decision = decision.model_copy(update={"champion": champion})
-        tags = {models.PROMOTION_TAG: decision.sentence, CANDIDATES_TAG: models.to_json(challenge.accuracies)}
-        tags |= evaluation_tags(best, source)
+        tags[CANDIDATES_TAG] = json.dumps(challenge.accuracies, sort_keys=True, separators=(",", ":"))
+        tags |= {models.PROMOTION_TAG: decision.sentence} | evaluation_tags(best, source)
         if challenge.earlier is not None and models.SOURCE_TAG in models.version_tags(storage, champion):
             # It may have been promoted for another table with the same images, whose champion is found by these tags.
             tags = {name: value for name, value in tags.items() if name not in TABLE_TAGS}
@@ -279,7 +276,9 @@ def _check_one_table(tested: Sequence[EvaluatedRun]) -> None:
         if known and not (first.same_table(other) or first.same_content(other)):
             raise WrongInput(
                 f"run_ids has '{first.run.run_id}' and '{other.run.run_id}', which were trained on different tables, "
-                "so the two cannot be compared: give runs of one table"
+                "so the two cannot be compared",
+                setting="run_ids",
+                way_out="give runs of one table",
             )
 
 
@@ -288,6 +287,8 @@ def _derived_name(tested: EvaluatedRun, storage: Storage) -> str:
     if name is None:
         raise WrongInput(
             f"promote.model_name is empty, and MLflow run '{tested.run.run_id}' does not record the source of its "
-            "images: set promote.model_name"
+            "images",
+            setting="promote.model_name",
+            way_out="set promote.model_name",
         )
     return name

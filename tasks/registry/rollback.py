@@ -43,7 +43,7 @@ def roll_back(rollback: RollbackConfig, storage: Storage, spark: SparkConfig = S
     with reachable(storage), promotion_lock(storage, name):
         champion = models.model_with_alias(storage, name, CHAMPION)
         if champion is None:
-            raise WrongInput(f"the registered model '{name}' has no champion: run the flow promote first")
+            raise WrongInput(f"the registered model '{name}' has no champion", way_out="run the flow promote first")
         record_pending(storage, champion)
         if rollback.version in {None, champion.version}:
             done = _roll_back(rollback.reason, champion, storage)
@@ -59,15 +59,17 @@ def _roll_back(reason: str, champion: ModelRef, storage: Storage) -> Rollback:
     previous = previous_champion(storage, champion)
     if previous is None:
         raise WrongInput(
-            f"{name} version {champion.version} has no previous champion that is still registered, to which "
-            "it could be rolled back: promote another run"
+            f"{name} version {champion.version} has no previous champion that is still registered, to which it could "
+            "be rolled back",
+            way_out="promote another run",
         )
     check_predicts(storage, previous, "the previous champion")
     # The lock does not cover other machines.
     if models.model_with_alias(storage, name, CHAMPION) != champion:
         raise WrongInput(
             f"{name} version {champion.version} is not the champion any more, since another run promoted or rolled "
-            "back meanwhile: look at the aliases in MLflow, and run the rollback again if it is still wanted"
+            "back meanwhile",
+            way_out="look at the aliases in MLflow, and run the rollback again if it is still wanted",
         )
     done = Rollback(champion=previous, rolled_back=champion, reason=reason)
     models.tag_version(storage, champion, {models.ROLLED_BACK_TAG: done.sentence})
@@ -92,7 +94,9 @@ def _done_before(rollback: RollbackConfig, champion: ModelRef, storage: Storage)
     if version is None or models.ROLLED_BACK_TAG not in models.version_tags(storage, version):
         raise WrongInput(
             f"rollback.version is {rollback.version}, but the champion of '{champion.name}' is version "
-            f"{champion.version}: give that version, or leave the setting empty"
+            f"{champion.version}",
+            setting="rollback.version",
+            way_out="give that version, or leave the setting empty",
         )
     return Rollback(champion=champion, rolled_back=version, reason=rollback.reason, is_repeated=True)
 
@@ -111,7 +115,8 @@ def _derived_name(storage: Storage, config: SparkConfig) -> str:
     name = None if found is None else derived_model_name(found.table, storage)
     if name is None:
         raise WrongInput(
-            f"rollback.model_name is empty, and no name follows from the table '{storage.table('images')}': set "
-            "rollback.model_name"
+            f"rollback.model_name is empty, and no name follows from the table '{storage.table('images')}'",
+            setting="rollback.model_name",
+            way_out="set rollback.model_name",
         )
     return name

@@ -18,7 +18,7 @@ from tasks.model_package.description import file_sha256
 from tasks.refs import ModelRef
 from tasks.storage import Storage
 from tasks.tracking.files import repository
-from tasks.tracking.server import WORK_IS_KEPT, client_of, translate_outage
+from tasks.tracking.server import WORK_IS_KEPT, client_of, is_missing, translate_outage
 
 DIGEST_TAG = "lakevision.sha256."
 """Prefix of the tags with the sha256 of a model's files, on its run and on its version."""
@@ -58,9 +58,9 @@ def fetch_files(
         try:
             _fetch(storage, locate(), named, limits, folder)
         except MlflowException as error:
-            if error.error_code not in {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"}:
+            if not is_missing(error):
                 raise
-            raise WrongInput(f"the files of {named} cannot be read ({error}): promote another run") from None
+            raise WrongInput(f"the files of {named} cannot be read ({error})", way_out="promote another run") from None
     return folder
 
 
@@ -69,7 +69,8 @@ def _fetch(storage: Storage, location: str, named: str, limits: Mapping[str, int
     if isinstance(files, LocalArtifactRepository) and not Path(files.artifact_dir).is_dir():
         raise WrongInput(
             f"{named} has its files in '{files.artifact_dir}', which is not a folder on this machine, whose home is "
-            f"'{storage.home}': bring it back to that path or mount it there, or promote another run"
+            f"'{storage.home}'",
+            way_out="bring it back to that path or mount it there, or promote another run",
         )
     folders = [found.path for found in files.list_artifacts(ARTIFACTS) if found.is_dir]
     contents = {path: {Path(file.path).name: file for file in files.list_artifacts(path)} for path in folders}
@@ -77,10 +78,13 @@ def _fetch(storage: Storage, location: str, named: str, limits: Mapping[str, int
     if len(matching) != 1:
         raise WrongInput(
             f"{named} has {len(matching)} folders with {' and '.join(limits)} below '{ARTIFACTS}', but a model of "
-            "this project has exactly one: register a run of the flow train with the flow promote"
+            "this project has exactly one",
+            way_out="register a run of the flow train with the flow promote",
         )
     if not PLAIN_FOLDER.fullmatch(matching[0]):
-        raise WrongInput(f"{named} has its files in {matching[0]!r}, which is not a plain name: promote another run")
+        raise WrongInput(
+            f"{named} has its files in {matching[0]!r}, which is not a plain name", way_out="promote another run"
+        )
     for name, max_bytes in limits.items():
         size = contents[matching[0]][name].file_size or 0
         if size <= max_bytes:
@@ -95,7 +99,8 @@ def _fetch(storage: Storage, location: str, named: str, limits: Mapping[str, int
             size = found.stat().st_size
         if size > max_bytes:
             raise WrongInput(
-                f"{named} has a file {name} of {size} bytes, of which the maximum is {max_bytes}: promote another run"
+                f"{named} has a file {name} of {size} bytes, of which the maximum is {max_bytes}",
+                way_out="promote another run",
             )
         shutil.copyfile(found, folder / name, follow_symlinks=False)
     shutil.rmtree(folder / "download", ignore_errors=True)
@@ -109,7 +114,9 @@ def _check_regular_file(file: Path, root: Path, what: str) -> None:
     """
     expected = Path(os.path.realpath(root)) / os.path.relpath(file, root)
     if os.path.realpath(file) != str(expected) or not stat.S_ISREG(file.lstat().st_mode):
-        raise WrongInput(f"{what}, which is not a regular file in the model's own folder: promote another run")
+        raise WrongInput(
+            f"{what}, which is not a regular file in the model's own folder", way_out="promote another run"
+        )
 
 
 def check_registered(tags: Mapping[str, str], model: ModelRef, names: Collection[str]) -> None:
@@ -121,14 +128,14 @@ def check_registered(tags: Mapping[str, str], model: ModelRef, names: Collection
     lacking = [name for name in names if f"{DIGEST_TAG}{name}" not in tags]
     if lacking and OLD_MODEL_TAG in tags:
         raise WrongInput(
-            f"{model.name} version {model.version} is a model of release 0.1.0, which is not loaded any more: train "
-            "and promote again"
+            f"{model.name} version {model.version} is a model of release 0.1.0, which is not loaded any more",
+            way_out="train and promote again",
         )
     if lacking:
         raise WrongInput(
             f"{model.name} version {model.version} has no tag {DIGEST_TAG}{lacking[0]}, so it was not registered by "
-            f"this project's flow promote, or by an older one: run the flow promote with run_ids ['{model.run_id}'], "
-            "or give another model"
+            "this project's flow promote, or by an older one",
+            way_out=f"run the flow promote with run_ids ['{model.run_id}'], or give another model",
         )
 
 
@@ -149,7 +156,7 @@ def fetch_registered(storage: Storage, model: ModelRef, limits: Mapping[str, int
         wanted, found = tags[f"{DIGEST_TAG}{name}"], file_sha256(folder / name)
         if found != wanted:
             raise WrongInput(
-                f"{named} has a file {name} with the sha256 {found}, but was registered with {wanted}: it was changed "
-                "since then and is not used; restore it, or train and promote again"
+                f"{named} has a file {name} with the sha256 {found}, but was registered with {wanted}",
+                way_out="it was changed since then and is not used; restore it, or train and promote again",
             )
     return folder

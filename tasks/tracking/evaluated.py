@@ -10,7 +10,7 @@ from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.models import SOURCE_TAG, version_tags
 from tasks.tracking.registry_values import share, whole_number
-from tasks.tracking.server import client_of
+from tasks.tracking.server import client_of, is_missing
 from tasks.tracking.trained_tables import (
     TABLE_ID_PARAM,
     TABLE_ID_TAG,
@@ -78,7 +78,9 @@ def evaluated_run(storage: Storage, run: RunRef) -> EvaluatedRun:
     data, of = client_of(storage).get_run(run.run_id).data, f"MLflow run {run.run_id}"
     accuracy = share(data.metrics, "test_accuracy", of)
     if accuracy is None:
-        raise WrongInput(f"MLflow run '{run.run_id}' has no metric test_accuracy: give finished runs of the flow train")
+        raise WrongInput(
+            f"MLflow run '{run.run_id}' has no metric test_accuracy", way_out="give finished runs of the flow train"
+        )
     params = data.params
     cache = None
     if "cache.url" in params and "cache.digest" in params:
@@ -144,16 +146,14 @@ def evaluated_version(storage: Storage, model: ModelRef) -> EvaluatedRun:
     try:
         tested = evaluated_run(storage, RunRef(run_id=model.run_id))
     except (WrongInput, MlflowException) as error:
-        if isinstance(error, MlflowException) and error.error_code not in (
-            "RESOURCE_DOES_NOT_EXIST",
-            "INVALID_PARAMETER_VALUE",
-        ):
+        if isinstance(error, MlflowException) and not is_missing(error):
             raise
         accuracy = share(tags, ACCURACY_TAG, of)
         if accuracy is None:
             raise WrongInput(
                 f"the champion {model.name} version {model.version} has no test accuracy, so nothing can be compared "
-                "with it: give its alias to another version in MLflow, or give another promote.model_name"
+                "with it",
+                way_out="give its alias to another version in MLflow, or give another promote.model_name",
             ) from None
         tested = EvaluatedRun(
             run=RunRef(run_id=model.run_id),

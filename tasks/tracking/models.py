@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from urllib.parse import quote
 
 from mlflow.entities import LoggedModelStatus
@@ -20,7 +19,7 @@ from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import DIGEST_TAG, fetch_files, file_digests
 from tasks.tracking.registry_values import checked_run_id
-from tasks.tracking.server import client_of
+from tasks.tracking.server import client_of, found_or_none
 from tasks.tracking.trained_tables import table_tags
 
 SOURCE_TAG = "lakevision.source"
@@ -80,7 +79,7 @@ def numbered_version(storage: Storage, name: str, number: str) -> ModelRef | Non
     Raises:
         WrongInput: The version does not name a valid MLflow run.
     """
-    return _found_version(name, lambda: client_of(storage).get_model_version(name, number))
+    return _reference(name, found_or_none(client_of(storage).get_model_version, name, number))
 
 
 def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, int]) -> ModelRef:
@@ -103,7 +102,7 @@ def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, 
     if found is not None and all(f"{DIGEST_TAG}{file}" in known for file in limits):
         return found
     model_id = _logged_model(storage, run)
-    digests = _logged_digests(storage, run, model_id, limits)
+    digests = _logged_digests(storage, run, limits)
     if found is None:
         logged = client.get_run(run.run_id).data
         # As tags of the version as well: maintenance needs those of the table if the run is purged.
@@ -146,29 +145,7 @@ def fetch_logged(storage: Storage, run: RunRef, limits: Mapping[str, int], folde
     Raises:
         WrongInput: The run has logged no model, or a model without these files.
     """
-    return _fetch_logged(storage, run, _logged_model(storage, run), limits, folder)
-
-
-def _logged_model(storage: Storage, run: RunRef) -> str:
-    model_id = whole_model(storage, run)
-    if model_id is None:
-        raise WrongInput(f"MLflow run '{run.run_id}' has logged no model: give finished runs of the flow train")
-    return model_id
-
-
-def _logged_digests(storage: Storage, run: RunRef, model_id: str, limits: Mapping[str, int]) -> dict[str, str]:
-    """Return the digests that the training run recorded, or those of its files if an older run recorded none."""
-    recorded = client_of(storage).get_run(run.run_id).data.tags
-    wanted = [f"{DIGEST_TAG}{name}" for name in limits]
-    if all(tag in recorded for tag in wanted):
-        return {tag: recorded[tag] for tag in wanted}
-    with TemporaryDirectory() as scratch:
-        return file_digests(_fetch_logged(storage, run, model_id, limits, Path(scratch)))
-
-
-def _fetch_logged(storage: Storage, run: RunRef, model_id: str, limits: Mapping[str, int], folder: Path) -> Path:
-    """Copy the named files of a run's model into `folder`."""
-    client = client_of(storage)
+    client, model_id = client_of(storage), _logged_model(storage, run)
     return fetch_files(
         storage,
         lambda: str(client.get_logged_model(model_id).artifact_location),
@@ -178,36 +155,44 @@ def _fetch_logged(storage: Storage, run: RunRef, model_id: str, limits: Mapping[
     )
 
 
+def _logged_model(storage: Storage, run: RunRef) -> str:
+    model_id = whole_model(storage, run)
+    if model_id is None:
+        raise WrongInput(
+            f"MLflow run '{run.run_id}' has logged no model", way_out="give finished runs of the flow train"
+        )
+    return model_id
+
+
+def _logged_digests(storage: Storage, run: RunRef, limits: Mapping[str, int]) -> dict[str, str]:
+    """Return the digests that the training run recorded, or those of its files if an older run recorded none."""
+    recorded = client_of(storage).get_run(run.run_id).data.tags
+    wanted = [f"{DIGEST_TAG}{name}" for name in limits]
+    if all(tag in recorded for tag in wanted):
+        return {tag: recorded[tag] for tag in wanted}
+    with TemporaryDirectory() as scratch:
+        return file_digests(fetch_logged(storage, run, limits, Path(scratch)))
+
+
 def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None:
     """Return the model version that the alias names, or None.
 
     Raises:
         WrongInput: The version does not name a valid MLflow run.
     """
-    return _found_version(name, lambda: client_of(storage).get_model_version_by_alias(name, alias))
+    return _reference(name, found_or_none(client_of(storage).get_model_version_by_alias, name, alias))
 
 
-def _found_version(name: str, find: Callable[[], ModelVersion]) -> ModelRef | None:
-    """Return the version that a lookup finds, or None if the registry does not have it."""
-    try:
-        found = find()
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
+def _reference(name: str, found: ModelVersion | None) -> ModelRef | None:
+    if found is None:
+        return None
     run_id = checked_run_id(found.run_id, f"{name} version {found.version}")
     return ModelRef(name=name, version=int(found.version), run_id=run_id)
 
 
 def has_model(storage: Storage, name: str) -> bool:
     """Return whether the registry has a registered model of this name."""
-    try:
-        client_of(storage).get_registered_model(name)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return False
-        raise
-    return True
+    return found_or_none(client_of(storage).get_registered_model, name) is not None
 
 
 def names_with_alias(storage: Storage, alias: str) -> list[str]:
@@ -222,12 +207,8 @@ def version_tags(storage: Storage, model: ModelRef) -> dict[str, str]:
 
 def model_tags(storage: Storage, name: str) -> dict[str, str]:
     """Return the tags of the registered model `name`, which outlive its versions; none if it does not exist."""
-    try:
-        return dict(client_of(storage).get_registered_model(name).tags)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return {}
+    found = found_or_none(client_of(storage).get_registered_model, name)
+    return {} if found is None else dict(found.tags)
 
 
 def tag_model(storage: Storage, name: str, tag: str, value: str) -> None:
@@ -269,11 +250,6 @@ def remove_alias(storage: Storage, name: str, alias: str) -> None:
 def model_location(model: ModelRef) -> str:
     """Return the path of a registered version's page in MLflow's UI."""
     return f"/#/models/{quote(model.name, safe='')}/versions/{model.version}"
-
-
-def to_json(value: Any) -> str:
-    """Return a value as compact JSON with sorted keys, for a tag."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def source_name(table: TableRef, storage: Storage) -> str:

@@ -71,7 +71,8 @@ def follow_home(database: Path) -> None:
                 return  # Nothing is wrong with its paths.
             raise WrongInput(
                 f"the home '{home}' was moved or copied from '{former}', and the paths in its database "
-                f"'{database.name}' cannot be changed ({error}): make the file and its folder writable"
+                f"'{database.name}' cannot be changed ({error})",
+                way_out="make the file and its folder writable",
             ) from None
 
 

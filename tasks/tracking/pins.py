@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mlflow.entities.model_registry import ModelVersion
-from mlflow.exceptions import MlflowException
 
 from tasks.errors import WrongInput
 from tasks.object_store import file_system, list_names
@@ -25,7 +24,7 @@ from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
 from tasks.tables.delta import check_table_path
 from tasks.tables.snapshots import newest_snapshot
-from tasks.tracking.server import all_results, client_of, prepare_tracking
+from tasks.tracking.server import all_results, client_of, found_or_none, prepare_tracking
 from tasks.tracking.trained_tables import trained_versions
 
 logger = logging.getLogger("lakevision.tracking")
@@ -82,7 +81,8 @@ def _accessible(path: str, use: str) -> Iterator[None]:
     except DENIED as error:
         raise WrongInput(
             f"the pins in '{path}/{PINS}', by which clean-ups keep the versions of models, cannot be {use} "
-            f"({type(error).__name__}: {error}): give this user access to that folder; nothing was removed or promoted"
+            f"({type(error).__name__}: {error})",
+            way_out="give this user access to that folder; nothing was removed or promoted",
         ) from error
 
 
@@ -104,8 +104,9 @@ def read_pins(path: str) -> dict[str, ServerPins]:
             odd = [name for name in names if name not in (SERVER, CHECKED) and VERSION.fullmatch(name) is None]
             if odd or not is_server:
                 raise WrongInput(
-                    f"'{'/'.join([path, PINS, server, *odd[:1]])}' is not a pin, so which versions models need is not "
-                    "known and nothing is removed: remove it if it is not yours"
+                    f"'{'/'.join([path, PINS, server, *odd[:1]])}' is not a pin, so which versions models need is "
+                    "not known and nothing is removed",
+                    way_out="remove it if it is not yours",
                 )
             shown = filesystem.cat_file(f"{root}/{PINS}/{server}/{SERVER}") if SERVER in names else b""
             versions = frozenset(int(name) for name in names if VERSION.fullmatch(name))
@@ -167,13 +168,15 @@ def check_pins(storage: Storage, table: TableRef | None) -> None:
     Raises:
         WrongInput: The pins cannot be read or written, as in a table that this user may only read.
     """
-    path = None if table is None else _present_path(storage, table)
-    if table is None or path is None:
+    table = _present_table(storage, table)
+    if table is None:
         return
     server = tracking_id(storage)
-    pinned = read_pins(path).get(server)
+    pinned = read_pins(table.path).get(server)
     if pinned is None or table.version not in pinned.versions:
-        check_writable(f"{path}/{PINS}/{server}", "the folder by whose pins clean-ups keep the versions of models")
+        check_writable(
+            f"{table.path}/{PINS}/{server}", "the folder by whose pins clean-ups keep the versions of models"
+        )
 
 
 def pin_trained_versions(storage: Storage, table: TableRef | None) -> None:
@@ -187,16 +190,18 @@ def pin_trained_versions(storage: Storage, table: TableRef | None) -> None:
         WrongInput: The pins cannot be written.
         DiskFull: The disk is full.
     """
-    path = None if table is None else _present_path(storage, table)
-    if table is None or path is None:
+    table = _present_table(storage, table)
+    if table is None:
         return
-    versions = versions_to_keep(table.model_copy(update={"path": path}), trained_versions(storage))
-    with translate_disk_full(path, storage.home):
-        write_pins(path, tracking_id(storage), storage.tracking_shown, versions)
+    versions = versions_to_keep(table, trained_versions(storage))
+    with translate_disk_full(table.path, storage.home):
+        write_pins(table.path, tracking_id(storage), storage.tracking_shown, versions)
 
 
-def _present_path(storage: Storage, table: TableRef) -> str | None:
-    """Return the path of a table today: in the storage if it is the same table, else as it was; None if it is gone."""
+def _present_table(storage: Storage, table: TableRef | None) -> TableRef | None:
+    """Return a table with its present path, in the storage if it is the same table; None if it is gone or unknown."""
+    if table is None:
+        return None
     own = storage.table("images")
     try:
         is_own, was_there = resolved(table.path) == resolved(own), check_table_path(table.path)
@@ -207,8 +212,9 @@ def _present_path(storage: Storage, table: TableRef) -> str | None:
     except NeedsSpark:
         found = None
     if found is not None and table.table_id and found.table.table_id == table.table_id:
-        return own  # The home was moved or copied: nothing is written outside it.
-    return table.path if was_there else None
+        # The home was moved or copied: nothing is written outside it.
+        return table.model_copy(update={"path": own})
+    return table if was_there else None
 
 
 def missing_runs(storage: Storage, run_ids: Iterable[str]) -> list[str]:
@@ -216,16 +222,8 @@ def missing_runs(storage: Storage, run_ids: Iterable[str]) -> list[str]:
     client = client_of(storage)
     models: Iterator[ModelVersion] = all_results(lambda token: client.search_model_versions(page_token=token))
     registered = {model.run_id for model in models}
-    missing = []
-    for run_id in sorted(set(run_ids) - registered):
-        try:
-            client.get_run(run_id)  # also a deleted one, until it is purged
-        except MlflowException as error:
-            # The second code is returned for an invalid run id.
-            if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
-                raise
-            missing.append(run_id)
-    return missing
+    # MLflow finds a deleted one, too, until it is purged.
+    return [run_id for run_id in sorted(set(run_ids) - registered) if found_or_none(client.get_run, run_id) is None]
 
 
 def versions_to_keep(table: TableRef, trained: Iterable[TableRef]) -> list[int]:

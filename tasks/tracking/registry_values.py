@@ -58,7 +58,8 @@ def checked_run_id(run_id: str | None, of: str) -> str:
     except ValidationError:
         raise WrongInput(
             f"{of} names the MLflow run {loggable(repr(run_id))}, which is not a valid run id, so it was not "
-            "registered by this project's flow promote: set the alias to another version in MLflow, or remove it there"
+            "registered by this project's flow promote",
+            way_out="set the alias to another version in MLflow, or remove it there",
         ) from None
 
 

@@ -7,12 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from mlflow.entities import Run, RunStatus, ViewType
-from mlflow.exceptions import MlflowException
+from mlflow.entities import Param, Run, RunStatus, ViewType
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.tracking.context.system_environment_context import SystemEnvironmentContext
 from mlflow.utils.mlflow_tags import MLFLOW_SOURCE_NAME
-from sqlalchemy import make_url
 
 import tasks
 from tasks.environment import code_version
@@ -20,8 +18,8 @@ from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.experiments import DATA, TRAINING, run_page
-from tasks.tracking.files import file_names, read_file
-from tasks.tracking.server import client_of, prepare_tracking, reachable, translate_outage
+from tasks.tracking.files import file_names, log_json, read_file
+from tasks.tracking.server import client_of, database_file, found_or_none, prepare_tracking, reachable, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -100,14 +98,9 @@ def has_run(storage: Storage, run_id: str) -> bool:
     Raises:
         TrackingUnavailable: The server does not answer.
     """
-    try:
-        with translate_outage(storage):
-            found = client_of(storage).get_run(run_id)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return False
-    return bool(found.info.lifecycle_stage == "active")
+    with translate_outage(storage):
+        found = found_or_none(client_of(storage).get_run, run_id)
+    return found is not None and found.info.lifecycle_stage == "active"
 
 
 def runs_with_key(storage: Storage, key: str, experiments: Sequence[str] | None = None) -> list[Run]:
@@ -186,6 +179,28 @@ def flat_params(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def log_settings(
+    storage: Storage, run: Run, config: dict[str, Any], params: Mapping[str, Any], tags: Mapping[str, str]
+) -> None:
+    """Log the settings of a run, which keeps the parameters that it already has.
+
+    Args:
+        storage: Storage with the tracking URI.
+        run: The run.
+        config: Content of its file with all settings.
+        params: Its parameters.
+        tags: Its tags, which are set if a parameter is missing.
+    """
+    missing = [Param(name, str(value)) for name, value in params.items() if name not in run.data.params]
+    if missing:
+        log_json(storage, run.info.run_id, config, CONFIG_FILE)
+        # The parameters last: if the process is killed before, the next one finds them missing.
+        client = client_of(storage)
+        for name, value in tags.items():
+            client.set_tag(run.info.run_id, name, value)
+        client.log_batch(run.info.run_id, params=missing)
+
+
 def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
     """Return the last value of every metric of a run."""
     with translate_outage(storage):
@@ -215,7 +230,8 @@ def end_lost_runs(storage: Storage, status: Callable[[str], EndStatus | None]) -
     Raises:
         TrackingUnavailable: The tracking server does not answer.
     """
-    if not _exists(storage):
+    database = database_file(storage)
+    if database is not None and not database.exists():  # A client would create it.
         return []
     client, ended = client_of(storage), []
     with reachable(storage):
@@ -229,11 +245,3 @@ def end_lost_runs(storage: Storage, status: Callable[[str], EndStatus | None]) -
                 logger.info("MLflow run %s has lost its process: marked as %s", run.info.run_id, end)
                 ended.append(str(run.info.run_id))
     return ended
-
-
-def _exists(storage: Storage) -> bool:
-    """Return whether there may be runs: a client would create a database file that is missing."""
-    if not storage.tracking.startswith("sqlite:"):
-        return True
-    name = make_url(storage.tracking).database
-    return bool(name) and Path(str(name)).exists()

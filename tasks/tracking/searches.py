@@ -13,7 +13,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from tasks.refs import TRIAL_TAG
 from tasks.storage import Storage
 from tasks.tracking.files import log_json
-from tasks.tracking.runs import CONFIG_FILE, KEY_TAG, flat_params, runs_with_key
+from tasks.tracking.runs import KEY_TAG, flat_params, log_settings, runs_with_key
 from tasks.tracking.server import client_of, log_metrics, prepare_writing
 
 PRUNED_TAG = "lakevision.pruned"
@@ -71,7 +71,7 @@ def parent_run(
     else:
         run = client.create_run(experiment, tags={KEY_TAG: key}, run_name=name)
     run_id = str(run.info.run_id)
-    _describe(storage, client, run, about)
+    log_settings(storage, run, about, flat_params(about), {})
     for tag, text in tags.items():
         client.set_tag(run_id, tag, text)
     try:
@@ -83,16 +83,6 @@ def parent_run(
         client.set_terminated(run_id, RunStatus.to_string(RunStatus.KILLED))
         raise
     client.set_terminated(run_id)
-
-
-def _describe(storage: Storage, client: MlflowClient, run: Run, about: dict[str, Any]) -> None:
-    missing = {name: value for name, value in flat_params(about).items() if name not in run.data.params}
-    if not missing:
-        return
-    # The parameters last: if the process is killed before, the next search finds them missing.
-    log_json(storage, run.info.run_id, about, CONFIG_FILE)
-    for name, value in missing.items():
-        client.log_param(run.info.run_id, name, value)
 
 
 def trial_tags(parent_run_id: str, number: int | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from tasks.errors import RunDeleted, TrackingUnavailable
 from tasks.storage import Storage
 from tasks.tracking.runs import has_run
-from tasks.tracking.server import client_of, log_metrics, translate_outage
+from tasks.tracking.server import client_of, is_missing, log_metrics, translate_outage
 from tasks.tracking.tracked_run import resume_system_metrics
 
 logger = logging.getLogger("lakevision.tracking")
@@ -83,15 +83,16 @@ class MetricSender:
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             raise TrackingUnavailable(
-                f"the tracking server '{self._shown}' has not answered for {timeout_seconds:.0f} s: the training state "
-                "is in its checkpoint; fix the server and run again, and the missing metrics are sent"
+                f"the tracking server '{self._shown}' has not answered for {timeout_seconds:.0f} s",
+                way_out="the training state is in its checkpoint; fix the server and run again, and the missing "
+                "metrics are sent",
             )
         if self._failed is not None:
             raise self._failed
         if self._deleted:
             raise RunDeleted(
-                f"MLflow run {self._run_id} of '{self._shown}' was deleted during training: the training state is in "
-                "its checkpoint; run again, and training resumes from it in a new run"
+                f"MLflow run {self._run_id} of '{self._shown}' was deleted during training",
+                way_out="the training state is in its checkpoint; run again, and training resumes from it in a new run",
             )
 
     def _run(self) -> None:
@@ -136,5 +137,4 @@ class MetricSender:
         return True
 
     def _is_deleted(self, error: MlflowException) -> bool:
-        refused = error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-        return refused and not has_run(self._storage, self._run_id)
+        return is_missing(error) and not has_run(self._storage, self._run_id)

@@ -39,7 +39,7 @@ runs that have something to lose."""
 FIRST_TIMEOUT_SECONDS = 10
 """Timeout of the first request."""
 
-T = TypeVar("T")
+Found = TypeVar("Found")
 
 
 def client_of(storage: Storage) -> MlflowClient:
@@ -66,18 +66,33 @@ def log_metrics(storage: Storage, run_id: str, metrics: Sequence[Metric], tags: 
     _get_store(storage.tracking).log_batch(run_id, metrics, [], tags)
 
 
-def database_folder(storage: Storage) -> Path | None:
-    """Return the folder of the tracking database if that is a file, else None."""
+def found_or_none(find: Callable[..., Found], *names: str) -> Found | None:
+    """Return the result of a lookup by MLflow's client, or None if the server does not have it."""
+    try:
+        return find(*names)
+    except MlflowException as error:
+        if not is_missing(error):
+            raise
+        return None
+
+
+def is_missing(error: MlflowException) -> bool:
+    """Return whether MLflow does not have what a request names; the second code is that of an invalid id or name."""
+    return error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+
+
+def database_file(storage: Storage) -> Path | None:
+    """Return the file of the tracking database; None for a server or a database in memory."""
     if not storage.tracking.startswith("sqlite:"):
         return None
     name = make_url(storage.tracking).database
-    return Path(name).absolute().parent if name else None
+    return Path(name).absolute() if name else None
 
 
 def _home_of_database(storage: Storage) -> Path | None:
     """Return the home whose database is used, that of the run or of its stack; None for a server or another one."""
-    folder = database_folder(storage)
-    return folder if folder is not None and storage.tracking == tracking_file(str(folder)) else None
+    file = database_file(storage)
+    return file.parent if file is not None and storage.tracking == tracking_file(str(file.parent)) else None
 
 
 def prepare_tracking(storage: Storage) -> str:
@@ -104,8 +119,9 @@ def prepare_writing(storage: Storage) -> Experiment:
     if storage.chosen_artifacts and str(experiment.artifact_location) != _artifact_location(storage):
         raise WrongInput(
             f"storage.artifacts is '{storage.artifacts}', but the experiment '{EXPERIMENT}' of "
-            f"'{storage.tracking_shown}' keeps its artifacts in '{experiment.artifact_location}': "
-            "restore the former value of the setting, or track elsewhere"
+            f"'{storage.tracking_shown}' keeps its artifacts in '{experiment.artifact_location}'",
+            setting="storage.artifacts",
+            way_out="restore the former value of the setting, or track elsewhere",
         )
     folder, home = local_path(experiment.artifact_location), _home_of_database(storage)
     if folder is None or folder.is_dir() or (home is not None and _is_below(folder, home)):
@@ -114,8 +130,8 @@ def prepare_writing(storage: Storage) -> Experiment:
     if is_foreign or client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'", max_results=1):
         raise WrongInput(
             f"the experiment '{experiment.name}' of '{storage.tracking_shown}' keeps its artifacts in '{folder}', "
-            f"which is not a folder on this machine, whose home is '{storage.home}': bring it back to that path or "
-            "mount it there, or track elsewhere"
+            f"which is not a folder on this machine, whose home is '{storage.home}'",
+            way_out="bring it back to that path or mount it there, or track elsewhere",
         )
     return experiment
 
@@ -170,8 +186,8 @@ def translate_outage(storage: Storage, way_out: str = TRAINING_RESUMES) -> Itera
         message = " ".join(without_credentials(str(error)).split())
         # `from None`: a traceback would show the text of the original error, with its credentials.
         raise TrackingUnavailable(
-            f"the tracking server '{storage.tracking_shown}' does not answer ({message}): fix it and run again, "
-            f"{way_out}"
+            f"the tracking server '{storage.tracking_shown}' does not answer ({message})",
+            way_out=f"fix it and run again, {way_out}",
         ) from None
 
 
@@ -234,8 +250,9 @@ def check_tracking(storage: Storage) -> None:
         message = without_credentials(str(error))
         # `from None`: a traceback would show the text of the original error, with its credentials.
         raise WrongInput(
-            f"storage.tracking is '{storage.tracking_shown}', which does not answer ({message}): start the MLflow "
-            "server, or leave the setting empty for a database file"
+            f"storage.tracking is '{storage.tracking_shown}', which does not answer ({message})",
+            setting="storage.tracking",
+            way_out="start the MLflow server, or leave the setting empty for a database file",
         ) from None
 
 
@@ -275,7 +292,7 @@ def _is_complete(database: Path) -> bool:
     return database.is_file() and database.stat().st_size > 0
 
 
-def all_results(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:
+def all_results(search: Callable[[str | None], PagedList[Found]]) -> Iterator[Found]:
     """Yield the results of all pages.
 
     Args:

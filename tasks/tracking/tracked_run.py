@@ -1,28 +1,33 @@
-"""An open MLflow run: its metrics, tables, figures, datasets and model."""
+"""An open MLflow run: its metrics, tables, figures and model, and its data as datasets, one per split."""
 
+import hashlib
+import json
 import logging
+import posixpath
 import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mlflow.entities import Metric, Param, Run, RunStatus, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run, RunStatus, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.utils.autologging_utils import BatchMetricsLogger
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
+from tasks.credentials import without_credentials
 from tasks.errors import TrackingUnavailable
+from tasks.refs import TableRef
 from tasks.storage import Storage
-from tasks.tracking.datasets import TrainingData, dataset_inputs
-from tasks.tracking.files import log_json, log_table, log_text, run_files
+from tasks.tracking.files import log_table, log_text, run_files
 from tasks.tracking.logged_model import log_package
 from tasks.tracking.models import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
-from tasks.tracking.runs import CODE_TAG, CONFIG_FILE, KEY_TAG, code_commit, context_tags, flat_params, version_params
+from tasks.tracking.runs import CODE_TAG, KEY_TAG, code_commit, context_tags, flat_params, log_settings, version_params
 from tasks.tracking.server import client_of, log_metrics, prepare_writing, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
@@ -35,6 +40,30 @@ SAMPLING_SECONDS = 2.0
 
 UNIQUE_VIOLATED = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
 """Message of SQLite, PostgreSQL or MySQL about a row that another process has just added."""
+
+
+DELTA_SOURCE = "delta_table"
+"""The source type by which `mlflow.data.get_source` resolves a Delta table."""
+
+DIGEST_CHARACTERS = 16
+"""MLflow accepts at most 36 and shows all of them in its lists; 64 bits distinguish the versions of a table."""
+
+TABLE_CHARACTERS = 8
+"""Characters of the digest that distinguish tables with the same content."""
+
+NAME_CHARACTERS = 100
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The version of a table that a run is trained on."""
+
+    table: TableRef
+    content_digest: str
+    rows: Mapping[str, int]
+    """Images by split."""
+    source: str | None
+    """Folder or URL that the images came from; None if the table does not record it."""
 
 
 @dataclass(frozen=True)
@@ -158,18 +187,9 @@ def _opened(storage: Storage, name: str, tags: dict[str, str], resume: str | Non
 
 
 def _described(storage: Storage, run: Run, config: dict[str, Any]) -> TrackedRun:
-    given = flat_params(config) | version_params()
-    missing = {name: value for name, value in given.items() if name not in run.data.params}
     code = run.data.tags.get(CODE_TAG) or code_commit()
-    tracked = TrackedRun(storage, run.info.run_id, code, dict(run.data.params))
-    if missing:
-        # The parameters last: if the process is killed before, the next one finds them missing.
-        log_json(storage, tracked.run_id, config, CONFIG_FILE)
-        client = client_of(storage)
-        if code:
-            client.set_tag(tracked.run_id, CODE_TAG, code)
-        client.log_batch(tracked.run_id, params=[Param(name, str(value)) for name, value in missing.items()])
-    return tracked
+    log_settings(storage, run, config, flat_params(config) | version_params(), {CODE_TAG: code} if code else {})
+    return TrackedRun(storage, run.info.run_id, code, dict(run.data.params))
 
 
 class _Samples(BatchMetricsLogger):  # type: ignore[misc]  # MLflow has no types
@@ -203,3 +223,44 @@ def resume_system_metrics(storage: Storage, run_id: str) -> None:
         return
     monitor.finish()
     _start_monitor(storage, run_id, is_resumed=True)
+
+
+def dataset_inputs(data: TrainingData) -> list[DatasetInput]:
+    """Return a dataset per split.
+
+    MLflow's own `load_delta` uses a digest of the query plan, which does not depend on the content, and its source
+    lacks version 0 and the table's id.
+    """
+    source = {
+        "path": without_credentials(data.table.path),
+        "delta_table_version": data.table.version,
+        "delta_table_id": data.table.table_id,
+        "images_from": data.source,
+    }
+    # MLflow takes datasets of one name and digest for the same, and would show the source of the first one.
+    table = hashlib.sha256(f"{data.table.path}|{data.table.table_id}".encode()).hexdigest()
+    digest = f"{data.content_digest[:DIGEST_CHARACTERS]}-{table[:TABLE_CHARACTERS]}"
+    schema = {"mlflow_colspec": [{"name": "content", "type": "binary"}, {"name": "label", "type": "string"}]}
+    return [
+        DatasetInput(
+            Dataset(
+                # The split is part of the name, since a run stores each pair of name and digest only once.
+                name=f"{_short_name(data)} v{data.table.version} {split}",
+                digest=digest,
+                source_type=DELTA_SOURCE,
+                source=json.dumps({name: value for name, value in source.items() if value not in (None, "")}),
+                schema=json.dumps(schema),
+                profile=json.dumps({"num_rows": rows, "content_digest": data.content_digest}),
+            ),
+            tags=[InputTag(MLFLOW_DATASET_CONTEXT, split)],
+        )
+        for split, rows in data.rows.items()
+    ]
+
+
+def _short_name(data: TrainingData) -> str:
+    """Return the last folder of the source, or that of the table's path if the source is unknown."""
+    name = posixpath.basename((data.source or data.table.path).rstrip("/"))
+    # Folder names may have line breaks and escape sequences; MLflow's lists show one line.
+    shown = "".join(character if character.isprintable() else " " for character in name)
+    return " ".join(shown.split())[:NAME_CHARACTERS] or "images"

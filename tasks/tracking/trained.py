@@ -63,14 +63,20 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
     except MlflowException as error:
         message = without_credentials(str(error))
         raise WrongInput(
-            f"run_id is '{run_id}', which '{storage.tracking_shown}' does not have ({message}): {way_out}"
+            f"run_id is '{run_id}', which '{storage.tracking_shown}' does not have ({message})",
+            setting="run_id",
+            way_out=way_out,
         ) from None
     if run.info.status != RunStatus.to_string(RunStatus.FINISHED):
-        raise WrongInput(f"run_id is '{run_id}', whose status is {run.info.status}: {way_out}")
+        raise WrongInput(f"run_id is '{run_id}', whose status is {run.info.status}", setting="run_id", way_out=way_out)
     if OLD_MODEL_TAG in run.data.tags:
-        raise WrongInput(f"run_id is '{run_id}', whose model is of release 0.1.0 and cannot be compared: {way_out}")
+        raise WrongInput(
+            f"run_id is '{run_id}', whose model is of release 0.1.0 and cannot be compared",
+            setting="run_id",
+            way_out=way_out,
+        )
     if "test_accuracy" not in run.data.metrics:
-        raise WrongInput(f"run_id is '{run_id}', which is not a training run: {way_out}")
+        raise WrongInput(f"run_id is '{run_id}', which is not a training run", setting="run_id", way_out=way_out)
     config = read_json(storage, run_id, CONFIG_FILE)
     if TABLE_PARAM in run.data.params and "table" in config.get("data", {}):
         config["data"]["table"] = run.data.params[TABLE_PARAM]  # Of a moved home, the parameter has the new path.
@@ -100,8 +106,10 @@ def newest_training(storage: Storage) -> RunRef:
         if REPEAT_TAG not in run.data.tags:
             return RunRef(run_id=run.info.run_id)
     raise WrongInput(
-        f"run_id is empty, and the experiment '{EXPERIMENT}' of '{storage.tracking_shown}' has no finished "
-        "training run: run the flow train first"
+        f"run_id is empty, and the experiment '{EXPERIMENT}' of '{storage.tracking_shown}' has no finished training "
+        "run",
+        setting="run_id",
+        way_out="run the flow train first",
     )
 
 
@@ -113,7 +121,9 @@ def download_weights(storage: Storage, run: RunRef, folder: Path) -> Path:
     """
     model_id = whole_model(storage, run)
     if model_id is None:
-        raise WrongInput(f"run_id is '{run.run_id}', which has logged no model: give another run")
+        raise WrongInput(
+            f"run_id is '{run.run_id}', which has logged no model", setting="run_id", way_out="give another run"
+        )
     files = repository(storage, client_of(storage).get_logged_model(model_id).artifact_location)
     package = folder / run.run_id
     package.mkdir(parents=True, exist_ok=True)
@@ -142,8 +152,9 @@ def promotable_runs(storage: Storage, table: TableRef | None = None) -> list[Run
     own = [run for run in runs if _was_trained_on(run, path, "" if table is None else table.table_id)]
     if table is not None and not own:
         raise WrongInput(
-            f"run_ids is empty, and none of the {len(runs)} finished runs was trained on the table '{path}': give "
-            "run_ids, or the storage.tables of the runs"
+            f"run_ids is empty, and none of the {len(runs)} finished runs was trained on the table '{path}'",
+            setting="run_ids",
+            way_out="give run_ids, or the storage.tables of the runs",
         )
     runs = own or runs
     digest = runs[0].data.params["cache.digest"]

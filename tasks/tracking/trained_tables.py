@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 
 from mlflow.entities.model_registry import ModelVersion
-from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
 
 from tasks.refs import TableRef
 from tasks.storage import Storage
 from tasks.tracking.registry_values import whole_number
-from tasks.tracking.server import all_results, client_of
+from tasks.tracking.server import all_results, client_of, found_or_none
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -96,12 +95,8 @@ def trained_versions(storage: Storage) -> list[TableRef]:
 def _run_params(storage: Storage, model: ModelVersion) -> dict[str, str]:
     if not model.run_id:
         return {}
-    try:
-        return dict(client_of(storage).get_run(model.run_id).data.params)
-    except MlflowException as error:
-        # The second code is returned for an invalid run id.
-        if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
-            raise
+    if (run := found_or_none(client_of(storage).get_run, model.run_id)) is not None:
+        return dict(run.data.params)
     logger.warning(
         "%s version %s does not record which table version it was trained on, and its run %s was purged from MLflow: "
         "that version's files are not retained",

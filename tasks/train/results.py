@@ -26,12 +26,11 @@ from tasks.spark.session import NeedsSpark
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source
 from tasks.tracking import runs
-from tasks.tracking.datasets import TrainingData
 from tasks.tracking.evaluated import recorded_table
 from tasks.tracking.runs import FLOW_SOURCE_TAG, RESUMED_WITH_CHANGES_TAG
 from tasks.tracking.sender import MetricSender
 from tasks.tracking.server import translate_outage
-from tasks.tracking.tracked_run import TrackedRun, tracked_run
+from tasks.tracking.tracked_run import TrackedRun, TrainingData, tracked_run
 from tasks.tracking.trained import REPEAT_TAG
 from tasks.tracking.trained_tables import TABLE_ID_TAG
 from tasks.train.checkpoint import Checkpoints

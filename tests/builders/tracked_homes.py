@@ -7,12 +7,11 @@ from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.data_checks import log_data_checks
-from tasks.tracking.datasets import TrainingData
 from tasks.tracking.evaluated import evaluated_version
 from tasks.tracking.models import register_run, set_alias, tag_version
 from tasks.tracking.searches import parent_run
 from tasks.tracking.server import client_of
-from tasks.tracking.tracked_run import tracked_run
+from tasks.tracking.tracked_run import TrainingData, tracked_run
 from tasks.tracking.trained import logged_training
 from tasks.tracking.trained_tables import serving_tags, trained_versions
 

@@ -28,7 +28,6 @@ from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
 from tasks.tracking.data_checks import find_data_checks, log_data_checks
-from tasks.tracking.datasets import TrainingData
 from tasks.tracking.models import register_run
 from tasks.tracking.runs import (
     find_finished_run,
@@ -40,7 +39,7 @@ from tasks.tracking.runs import (
 )
 from tasks.tracking.searches import parent_run, trial_tags
 from tasks.tracking.sender import MetricSender
-from tasks.tracking.tracked_run import TrackedRun, monitors, tracked_run
+from tasks.tracking.tracked_run import TrackedRun, TrainingData, monitors, tracked_run
 from tests.builders.processes import ROOT
 
 

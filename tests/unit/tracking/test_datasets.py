@@ -6,7 +6,7 @@ import mlflow.data
 from mlflow.entities import DatasetInput
 
 from tasks.refs import TableRef
-from tasks.tracking.datasets import TrainingData, dataset_inputs
+from tasks.tracking.tracked_run import TrainingData, dataset_inputs
 
 DIGEST = "0123456789abcdef" * 4
 

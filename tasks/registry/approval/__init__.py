@@ -1,1 +1,0 @@
-"""The approval of a promotion by a user."""
