@@ -93,7 +93,9 @@ def listener(listener: Listener) -> Iterator[None]:
 @contextmanager
 def counted(step: str, total: int) -> Iterator[None]:
     """Count the images of a step within the context; on success all of them are reported as done at the end."""
-    begin(step, total)
+    with _Counts.lock:
+        _Counts.steps[step] = _Step(total)
+    _publish_count(step, force=True)
     try:
         yield
         with _Counts.lock:
@@ -102,13 +104,6 @@ def counted(step: str, total: int) -> Iterator[None]:
     finally:
         with _Counts.lock:
             _Counts.steps.pop(step, None)
-
-
-def begin(step: str, total: int) -> None:
-    """Start the counter of a step with `total` images."""
-    with _Counts.lock:
-        _Counts.steps[step] = _Step(total)
-    _publish_count(step, force=True)
 
 
 def advance(step: str, part: str, done: int) -> None:

@@ -190,22 +190,17 @@ def with_approval(decision: Promotion, approval: Approval | None, previous: Mode
     """
     if approval is None:
         return decision.model_copy(update={"outcome": "waiting"})
-    comment = f": {approval.comment}" if approval.comment else ""
-    found = {"approved_by": approval.by}
-    current = None if previous is None else previous.version
-    if approval.champion_version != current:
-        shown = approval.champion_version
+    shown, current = approval.champion_version, None if previous is None else previous.version
+    answer = f"{'approved' if approval.approved else 'refused'} by {approval.by}"
+    if approval.comment:
+        answer += f": {approval.comment}"
+    if shown != current:
         asked = "the model had no champion" if shown is None else f"version {shown} was the champion"
-        why = f"{approval.by} was asked when {asked}, which has changed since then: promote it again"
-        return _refused(decision, f"{decision.reason}; {why}", found, previous)
-    if not approval.approved:
-        return _refused(decision, f"{decision.reason}; refused by {approval.by}{comment}", found, previous)
-    return decision.model_copy(update=found | {"reason": f"{decision.reason}; approved by {approval.by}{comment}"})
-
-
-def _refused(decision: Promotion, reason: str, found: dict[str, str], previous: ModelRef | None) -> Promotion:
-    champion = decision.champion if previous is None else previous
-    return decision.model_copy(update=found | {"outcome": "kept", "reason": reason, "champion": champion})
+        answer = f"{approval.by} was asked when {asked}, which has changed since then: promote it again"
+    found: dict[str, object] = {"approved_by": approval.by, "reason": f"{decision.reason}; {answer}"}
+    if shown != current or not approval.approved:
+        found |= {"outcome": "kept", "champion": previous or decision.champion}
+    return decision.model_copy(update=found)
 
 
 def measured(tested: EvaluatedRun) -> str:
@@ -253,16 +248,8 @@ def _by_images(
         reason += f"; too few images to judge the recall of {join_names(few[:NUM_NAMED], len(few))}"
     if against:
         reason += f"; {'; '.join(against)}"
-    decision = _decision(
-        challenge, (previous, found.champion_accuracy, found.images), "kept" if against else "promoted", reason
-    )
-    return decision.model_copy(
-        update={
-            "comparison": found,
-            "challenger_accuracy": found.challenger_accuracy,
-            "challenger_images": found.images,
-        }
-    )
+    known = (previous, found.champion_accuracy, found.images)
+    return _decision(challenge, known, "kept" if against else "promoted", reason, found)
 
 
 def _by_record(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun, against: list[str]) -> Promotion:
@@ -289,17 +276,27 @@ def _decision(
     known: tuple[ModelRef, float, int | None] | None,
     outcome: Outcome,
     reason: str,
+    comparison: Comparison | None = None,
 ) -> Promotion:
-    """Return a decision by recorded figures; `known` has the champion, its accuracy and its number of images."""
+    """Return a decision by recorded figures, or by those of a comparison.
+
+    Args:
+        challenge: The run.
+        known: The champion, its accuracy and its number of images; None without a champion.
+        outcome: The outcome.
+        reason: The reason.
+        comparison: Figures on the same images, if the two were compared image by image.
+    """
     best = challenge.best
     champion, accuracy, images = (None, None, None) if known is None else known
     return Promotion(
         champion=champion or ModelRef(name=challenge.name, version=0, run_id=best.run.run_id),
         outcome=outcome,
         challenger=best.run,
-        challenger_accuracy=best.accuracy,
+        challenger_accuracy=best.accuracy if comparison is None else comparison.challenger_accuracy,
         champion_accuracy=accuracy,
-        challenger_images=best.images,
+        challenger_images=best.images if comparison is None else comparison.images,
+        comparison=comparison,
         previous=champion,
         champion_images=images,
         reason=reason,

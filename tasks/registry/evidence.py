@@ -145,20 +145,14 @@ def compare_on_images(
         raise ChampionUnusable(f"it was trained on all {paired.left_out} test images")
     found = compare(paired.pairs, paired.left_out)
     seen = {one.label for one in found.classes}
-    number = note_judged(storage, challenger.name, best.run, best.content_digest, paired.sample)
-    found = found.model_copy(
-        update={
-            "table_version": table.version,
-            "num_judged": number,
-            "unseen": tuple(sorted(label for label in classes if composed(label) not in seen)),
-        }
-    )
-    if promote.max_latency_ratio is None:
-        return found
-    milliseconds = _latencies(spark, challenger, version, table, storage)
-    return found.model_copy(
-        update=dict(zip(("challenger_milliseconds", "champion_milliseconds"), milliseconds, strict=True))
-    )
+    known = {
+        "table_version": table.version,
+        "num_judged": note_judged(storage, challenger.name, best.run, best.content_digest, paired.sample),
+        "unseen": tuple(sorted(label for label in classes if composed(label) not in seen)),
+    }
+    if promote.max_latency_ratio is not None:
+        known |= _latencies(spark, challenger, version, table, storage)
+    return found.model_copy(update=known)
 
 
 def _trained_on(
@@ -182,13 +176,14 @@ def _trained_on(
 
 def _latencies(
     spark: SparkSession | None, challenger: ModelRef, champion: ModelRef, table: TableRef, storage: Storage
-) -> list[float]:
+) -> dict[str, float]:
     from tasks.predict.evaluation import load_registered, median_milliseconds
     from tasks.predict.held_out import first_image
 
     image = first_image(spark, table)
     assert image is not None, "there are pairs of predictions"
-    return median_milliseconds([load_registered(model, storage) for model in (challenger, champion)], image)
+    ours, theirs = median_milliseconds([load_registered(model, storage) for model in (challenger, champion)], image)
+    return {"challenger_milliseconds": ours, "champion_milliseconds": theirs}
 
 
 def recorded_accuracy(

@@ -28,11 +28,6 @@ def run_files(storage: Storage, run_id: str) -> ArtifactRepository:
     return repository(storage, client_of(storage).get_run(run_id).info.artifact_uri)
 
 
-def file_names(storage: Storage, run_id: str) -> set[str]:
-    """Return the names of the files at the root of a run's artifacts."""
-    return {file.path for file in run_files(storage, run_id).list_artifacts()}
-
-
 def read_file(storage: Storage, run_id: str, name: str) -> bytes:
     """Return the content of a file in the artifacts of a run.
 

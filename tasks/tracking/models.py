@@ -67,10 +67,10 @@ def registered_version(storage: Storage, run: RunRef, name: str) -> ModelRef | N
     return None
 
 
-def rolled_back_runs(storage: Storage, name: str) -> dict[str, str]:
-    """Return the sentence of each version of the registered model `name` that was rolled back, by MLflow run id."""
+def rolled_back_runs(storage: Storage, name: str) -> set[str]:
+    """Return the MLflow run ids of those versions of the registered model `name` that were rolled back."""
     versions = client_of(storage).search_model_versions(f"name = '{name}'")
-    return {found.run_id: found.tags[ROLLED_BACK_TAG] for found in versions if ROLLED_BACK_TAG in found.tags}
+    return {found.run_id for found in versions if ROLLED_BACK_TAG in found.tags}
 
 
 def numbered_version(storage: Storage, name: str, number: str) -> ModelRef | None:
@@ -233,8 +233,7 @@ def tag_version(storage: Storage, model: ModelRef, tags: Mapping[str, str]) -> N
 
 def untag_version(storage: Storage, model: ModelRef, tag: str) -> None:
     """Remove a tag of a registered version, if it has it."""
-    if tag in version_tags(storage, model):
-        client_of(storage).delete_model_version_tag(model.name, str(model.version), tag)
+    client_of(storage).delete_model_version_tag(model.name, str(model.version), tag)
 
 
 def set_alias(storage: Storage, model: ModelRef, alias: str) -> None:

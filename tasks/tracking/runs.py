@@ -18,7 +18,7 @@ from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.experiments import DATA, TRAINING, run_page
-from tasks.tracking.files import file_names, log_json, read_file
+from tasks.tracking.files import log_json, read_file, run_files
 from tasks.tracking.server import client_of, database_file, found_or_none, prepare_tracking, reachable, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")
@@ -210,7 +210,8 @@ def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
 def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:
     """Return the content of a file in the run's artifacts, or None if it does not exist."""
     with translate_outage(storage):
-        return read_file(storage, run.run_id, name) if name in file_names(storage, run.run_id) else None
+        names = {file.path for file in run_files(storage, run.run_id).list_artifacts()}
+        return read_file(storage, run.run_id, name) if name in names else None
 
 
 def run_location(storage: Storage, run: RunRef) -> str:

@@ -123,7 +123,7 @@ def test_error_that_may_pass_and_a_wrong_setting_replace_no_champion(source, sto
         failing.setattr("tasks.predict.champion.fetch_registered", fail_for_champion)
         with pytest.raises(OSError, match="Input/output error"):
             promote_best([run], settings, storage)
-    with pytest.raises(WrongInput, match=r"predict\.min_probability is 0\.5, but 'unsure' is a class of the model"):
+    with pytest.raises(WrongInput, match=r"predict\.min_probability is 0\.5, but 'unsure'"):
         promote_best([run], settings, storage, predict=PredictConfig(min_probability=0.5))
     assert champion(storage) == before
 

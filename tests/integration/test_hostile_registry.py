@@ -89,9 +89,7 @@ def test_weights_changed_after_registration_are_rejected(spark, registered, stor
     """Changed weights are not unpickled, and the error has both digests."""
     _model, folder = registered
     torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
-    with pytest.raises(
-        WrongInput, match=r"photos version 1 has a file weights.safetensors with the sha256 .* changed since"
-    ):
+    with pytest.raises(WrongInput, match="weights.safetensors with the sha256 .*changed"):
         predict(storage, NAME)
     assert not (tmp_path / "executed").exists()
 
@@ -102,7 +100,7 @@ def test_classes_changed_after_registration_are_rejected(spark, registered, stor
     description = next(folder.glob("data/*/model.json"))
     content = json.loads(description.read_text())
     description.write_text(json.dumps(content | {"classes": content["classes"][::-1]}))
-    with pytest.raises(WrongInput, match=r"photos version 1 has a file model.json with the sha256 .* changed since"):
+    with pytest.raises(WrongInput, match="model.json with the sha256 .* changed since"):
         predict(storage, NAME)
 
 
@@ -112,7 +110,7 @@ def test_pickle_with_a_matching_digest_is_rejected(spark, registered, storage, t
     torch.save({"network": WriteFile(tmp_path / "executed")}, weights_of(folder))
     sha256 = hashlib.sha256(weights_of(folder).read_bytes()).hexdigest()
     tag_version(storage, model, {WEIGHTS_TAG: sha256})
-    with pytest.raises(Exception, match="the model's weights.safetensors is not a file of safetensors"):
+    with pytest.raises(Exception, match="weights.safetensors is not a file of safetensors"):
         predict(storage, NAME)
     assert not (tmp_path / "executed").exists()
 
@@ -123,13 +121,13 @@ def test_link_out_of_the_model_folder_is_not_followed(spark, registered, storage
     file = weights_of(folder)
     shutil.move(file, tmp_path / "elsewhere.pt")
     file.symlink_to(tmp_path / "elsewhere.pt")
-    with pytest.raises(WrongInput, match=r"weights.safetensors, which is not a regular file in the model's own folder"):
+    with pytest.raises(WrongInput, match="weights.safetensors, .* not a regular file"):
         predict(storage, NAME)
     file.unlink()
     shutil.move(tmp_path / "elsewhere.pt", file)
     shutil.move(file.parent, tmp_path / "folder")
     file.parent.symlink_to(tmp_path / "folder")
-    with pytest.raises(WrongInput, match=r"the files of photos version 1 cannot be read \(Invalid path"):
+    with pytest.raises(WrongInput, match=r"photos version 1 cannot be read \(Invalid path"):
         predict(storage, NAME)
 
 
@@ -139,7 +137,7 @@ def test_version_without_digests_is_rejected_until_its_run_is_promoted(registere
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     other = client.create_model_version(NAME, source=folder.as_uri(), run_id=model.run_id)
     client.set_registered_model_alias(NAME, CHAMPION, other.version)
-    with pytest.raises(WrongInput, match=r"photos version 2 has no tag lakevision.sha256.model.json.* flow promote"):
+    with pytest.raises(WrongInput, match="version 2 has no tag lakevision.sha256.model.json"):
         predict(storage, NAME)
     # A version of a training run from before digests were logged.
     client.delete_model_version(NAME, other.version)

@@ -290,7 +290,7 @@ def test_images_of_the_current_table_count_for_a_run_on_an_older_version(source,
     ).comparison
     assert (again.images, again.left_out) == (21, 2)
     write_images(moved, source, ["train"] * 8 + ["test"] * 2)
-    with pytest.raises(WrongInput, match=r"was trained on all 2 test images of version 2 of '.*'.*: train on that"):
+    with pytest.raises(WrongInput, match="was trained on all 2 test images of version 2"):
         promote_best([log_run(moved, tmp_path, 3, 0.5, table=newer, content="newer")], any_figures, moved)
 
 
@@ -312,7 +312,7 @@ def test_damaged_model_or_table_is_noticed_before_the_champion_changes(source, s
     other_weights = weights_of(storage, third).read_bytes()
 
     challengers.write_bytes(other_weights)
-    with pytest.raises(WrongInput, match=r"photos version 2 has a file weights.safetensors .* it was changed since"):
+    with pytest.raises(WrongInput, match="photos version 2 has a file weights.safetensors"):
         promote_best([second], NAMED, storage)
     challengers.write_bytes(contents[1])
     other = pa.table({"sha256": ["a"], "model_name": ["m"], "model_version": ["1"]})
@@ -358,16 +358,18 @@ def test_decision_that_is_repeated_is_one_row(storage, tmp_path):
     promote_best(runs[2:], NAMED, storage)
     done = roll_back(RollbackConfig(model_name=NAME, version=2), storage)
     assert done.sentence == "photos version 2 was rolled back before; version 3 is the champion"
-    with pytest.raises(WrongInput, match="rollback.version is 1, but the champion of 'photos' is version 3: give that"):
+    with pytest.raises(WrongInput, match="is 1, but .* 'photos' is version 3") as refused:
         roll_back(RollbackConfig(model_name=NAME, version=1), storage)
+    assert refused.value.setting == "rollback.version"
     assert aliases(storage) == (3, 1)
 
 
 def test_direct_call_that_must_ask_is_refused(prefect_harness, storage):
     """No worker would start it again after the answer."""
     config = {"run_ids": ["0" * 32], "promote": {"approval": "human"}, "storage": {"home": storage.home}}
-    with pytest.raises(WrongInput, match="for which a worker must start the run again after the answer: run the"):
+    with pytest.raises(WrongInput, match="deployment promote") as refused:
         promote(PromoteRun.model_validate(config))
+    assert refused.value.setting == "promote.approval"
 
 
 def test_table_without_test_images_or_at_the_path_of_another_is_not_compared_on(source, storage, tmp_path):
@@ -376,7 +378,7 @@ def test_table_without_test_images_or_at_the_path_of_another_is_not_compared_on(
     promote_best([log_run(storage, tmp_path, 1, 0.5, table=table)], NAMED, storage)
     empty = write_images(storage, source, ["train"] * 6)
     run = log_run(storage, tmp_path, 2, 0.6, table=empty, content="newer")
-    with pytest.raises(WrongInput, match=f"version {empty.version} of '.*' has no test images, on which run"):
+    with pytest.raises(WrongInput, match=f"version {empty.version} of '.*' has no test images"):
         promote_best([run], NAMED, storage)
     gone = table.model_copy(update={"table_id": "gone"})
     made = promote_best([log_run(storage, tmp_path, 3, 0.7, table=gone)], NAMED, storage)
@@ -679,10 +681,9 @@ def test_candidates_without_run_ids_are_those_of_the_chosen_tables(storage, tmp_
     for tables in (storage, other):
         ingest_images(EtlConfig(source=str(source)), tables, SparkConfig())
     own = log_run(storage, tmp_path, seed=2, accuracy=0.6)
-    with pytest.raises(
-        WrongInput, match=r"none of the 2 finished runs was trained on the table '.*/other-tables/images'"
-    ):
+    with pytest.raises(WrongInput, match="'.*/other-tables/images'") as refused:
         promote_best([], NAMED, other)
+    assert refused.value.setting == "run_ids"
     of_other = log_run(other, tmp_path, seed=3, accuracy=0.7)
     assert promote_best([], NAMED, storage).champion.run_id == own.run_id
     # By its id, where the folder was moved.
@@ -701,12 +702,12 @@ def test_rollback_goes_back_one_version_and_its_run_is_not_promoted_again(storag
     """Neither the run that was rolled back nor a list of runs that has it brings it back; a better run is promoted."""
     caplog.set_level("INFO", "lakevision")
     rollback = RollbackConfig(model_name=NAME, reason="wrong labels")
-    with pytest.raises(WrongInput, match="the registered model 'photos' has no champion: run the flow promote first"):
+    with pytest.raises(WrongInput, match="the registered model 'photos' has no champion"):
         roll_back(rollback, storage)
     first, second, third = (log_run(storage, tmp_path, seed, accuracy=0.1 + 0.3 * seed) for seed in (1, 2, 3))
     promote_best([first], NAMED, storage)
     assert aliases(storage) == (1, None)
-    with pytest.raises(WrongInput, match="photos version 1 has no previous champion that is still registered"):
+    with pytest.raises(WrongInput, match="photos version 1 has no previous champion"):
         roll_back(rollback, storage)
     promote_best([second], NAMED, storage)
     assert aliases(storage) == (2, 1)
@@ -782,7 +783,7 @@ def test_run_waits_until_a_user_has_answered(storage, tmp_path):
     assert waiting.sentence.startswith("photos version 1 waits for an approval: test accuracy 0.6000")
     assert aliases(storage) == (None, None)
     assert models.model_with_alias(storage, NAME, CHALLENGER) == waiting.champion
-    with pytest.raises(WrongInput, match=r"'photos' has no champion, .*; refused by reviewer: too early"):
+    with pytest.raises(WrongInput, match="'photos' has no champion, .*reviewer: too early"):
         promote_best([first], human, storage, approval=refused)
     made = promote_best([first], human, storage, approval=approved)
     assert (made.outcome, made.approved_by) == ("promoted", "reviewer")

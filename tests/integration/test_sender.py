@@ -85,9 +85,7 @@ def test_close_raises_while_the_server_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     sender = MetricSender(storage_of(tmp_path, f"http://127.0.0.1:{free_port()}"), "run", retry_seconds=0.2)
     sender.send({"val_loss": 1.0}, 0)
-    with pytest.raises(
-        TrackingUnavailable, match=r"has not answered for 1 s: the training state is in its checkpoint; fix"
-    ):
+    with pytest.raises(TrackingUnavailable, match="has not answered for 1 s: .* its checkpoint"):
         sender.close(timeout_seconds=1)
 
 
@@ -182,7 +180,7 @@ def test_close_raises_at_once_for_a_deleted_run(storage):
         sender = MetricSender(storage, run.run_id)
         sender._client.delete_run(run.run_id)
         sender.send({"val_loss": 1.0}, 0)
-        with pytest.raises(RunDeleted, match=r"was deleted during training: the training state is in its checkpoint"):
+        with pytest.raises(RunDeleted, match="was deleted during training: .* its checkpoint"):
             sender.close(timeout_seconds=60)
         sender._client.restore_run(run.run_id)
 

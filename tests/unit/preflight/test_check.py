@@ -31,9 +31,7 @@ def test_phase_with_an_unknown_layer_is_refused(tmp_path: Path) -> None:
         weights=str(weights),
         fine_tune=[FineTunePhase(unfreeze_from="stage4"), FineTunePhase(unfreeze_from="layer4")],
     )
-    with pytest.raises(
-        WrongInput, match="unfreeze_from is 'layer4', which is not a layer of the model: give all, or one"
-    ):
+    with pytest.raises(WrongInput, match="unfreeze_from is 'layer4', which is not a layer"):
         check_training(train, SMALL)
 
 
@@ -43,7 +41,7 @@ def test_precision_without_hardware_support_is_refused() -> None:
     train = TrainConfig(
         model="shufflenet_v2_x0_5", weights="none", freeze_backbone=False, precision="bf16", device="cpu"
     )
-    with pytest.raises(WrongInput, match="train.precision is 'bf16' and cpu has no instructions"):
+    with pytest.raises(WrongInput, match="train.precision is 'bf16' and cpu has no"):
         check_training(train, SMALL)
 
 
@@ -103,9 +101,9 @@ def images(tmp_path: Path) -> TableRef:
 def test_batch_larger_than_the_split_is_refused_before_the_cache_is_built(images: TableRef) -> None:
     """The table's version is checked; an empty split, and tables on a store, are checked when the cache is built."""
     train = TrainConfig(batch_size=46)
-    with pytest.raises(WrongInput, match="^train.batch_size is 46, but the split 'train' has 45 images, .* most 45"):
+    with pytest.raises(WrongInput, match="^train.batch_size is 46, .*'train' has 45 images"):
         check_split_size(train, 1, images)
-    with pytest.raises(WrongInput, match="^train.batch_size is 46 on each of 2 ranks, .* give at most 22"):
+    with pytest.raises(WrongInput, match="^train.batch_size is 46 on each of 2 .* most 22"):
         check_split_size(train, 2, images)
     check_split_size(TrainConfig(batch_size=45), 1, images)
     check_split_size(TrainConfig(batch_size="auto"), 45, images)
@@ -119,9 +117,7 @@ def test_batch_larger_than_the_split_is_refused_before_the_cache_is_built(images
 def test_batch_that_a_trial_may_draw_is_refused_before_the_cache_is_built(images: TableRef) -> None:
     """A batch size of the search space that is larger than the split is refused."""
     tune = TuneConfig(search={"batch_size": {"low": 8, "high": 64}})
-    with pytest.raises(
-        WrongInput, match="^tune.search can draw {'batch_size': 64}; .*: train.batch_size is 64, but the split"
-    ):
+    with pytest.raises(WrongInput, match="^tune.search can draw {'batch_size': 64}"):
         check_search_sizes(TuneRun(tune=tune), images)
     check_search_sizes(TuneRun(tune=TuneConfig(search={"batch_size": {"low": 8, "high": 32}})), images)
     check_search_sizes(TuneRun(), images)  # The 64 of the default search is not set by the user.

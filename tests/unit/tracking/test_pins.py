@@ -71,7 +71,7 @@ def test_files_that_are_no_pins_are_an_error(table: str, odd: str) -> None:
     write_pins(table, A, "sqlite:////mlflow.db", [1])
     filesystem, root = file_system(table)
     filesystem.pipe_file(f"{root}/_pins/{odd}", b"")
-    with pytest.raises(WrongInput, match=f"'{table}/_pins/{odd}' is not a pin, .* nothing is removed"):
+    with pytest.raises(WrongInput, match=f"'{table}/_pins/{odd}' is not a pin"):
         read_pins(table)
 
 
@@ -80,7 +80,7 @@ def test_pins_that_cannot_be_read_or_written_are_one_sentence(tmp_path: Path) ->
     table = tmp_path / "images"
     (table / "_pins").mkdir(parents=True)
     (table / "_pins" / A).write_text("a file in place of a folder")
-    with pytest.raises(WrongInput, match=f"the pins in '{table}/_pins', .* cannot be written .*FileExistsError"):
+    with pytest.raises(WrongInput, match=f"'{table}/_pins', .*written .*FileExistsError"):
         write_pins(str(table), A, "sqlite:////mlflow.db", [1])
 
 
