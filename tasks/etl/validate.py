@@ -22,8 +22,8 @@ from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
 from tasks.tables.properties import OTHER_TABLES
 from tasks.tables.relations import Relations
-from tasks.text.printable import printable
-from tasks.tracking.data_checks import find_data_checks, log_data_checks
+from tasks.text.markup import printable
+from tasks.tracking.runs import find_data_checks, log_data_checks
 
 logger = logging.getLogger("lakevision.etl")
 

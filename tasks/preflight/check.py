@@ -7,13 +7,14 @@ import shutil
 import pyarrow as pa
 
 from tasks.cache.manifest import MANIFEST, read_manifest, whole_cache
-from tasks.cache.sizes import cache_bytes, check_disk
+from tasks.cache.write import cache_bytes, check_disk
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.etl import EtlConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
+from tasks.etl.ingest import open_tables
 from tasks.etl.listing import check_splits
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, prepare_source
@@ -21,18 +22,15 @@ from tasks.object_store import file_system
 from tasks.paths import resolved
 from tasks.predict.inputs import inputs_table
 from tasks.predict.source import list_source
-from tasks.etl.ingest import open_tables
 from tasks.refs import TRAIN, TableRef
 from tasks.schema import IMAGES_ARROW
 from tasks.spark.jvm import check_java
-from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, existing_folder
 from tasks.system.locks import unlocked_warning
 from tasks.tables import delta, snapshots
 from tasks.tables.delta import check_table_path
-from tasks.tables.properties import check_properties, source_property, table_properties, with_table_split
 from tasks.tables.relations import Relations
 from tasks.tables.snapshots import read_columns
 from tasks.tracking.server import check_tracking

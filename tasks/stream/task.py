@@ -12,7 +12,7 @@ from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.orchestration.task import skipped, stage
-from tasks.progress.latest import LatestWriter
+from tasks.progress.task import LatestWriter
 from tasks.refs import StreamReport
 from tasks.storage import Storage
 from tasks.stream.predict import predict_stream

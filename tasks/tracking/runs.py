@@ -1,13 +1,14 @@
-"""Lookup and termination of MLflow runs, also of those whose process is gone, and the provenance that they record."""
+"""MLflow runs of training and of data validations: lookup, settings and provenance, and the end of abandoned ones."""
 
 import logging
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from mlflow.entities import Param, Run, RunStatus, ViewType
+from mlflow.entities import Metric, Param, Run, RunStatus, ViewType
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.tracking.context.system_environment_context import SystemEnvironmentContext
 from mlflow.utils.mlflow_tags import MLFLOW_SOURCE_NAME
@@ -18,8 +19,17 @@ from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.experiments import DATA, TRAINING, run_page
-from tasks.tracking.files import log_json, read_file, run_files
-from tasks.tracking.server import client_of, database_file, found_or_none, prepare_tracking, reachable, translate_outage
+from tasks.tracking.files import log_json, log_table, read_file, read_json, run_files
+from tasks.tracking.server import (
+    client_of,
+    database_file,
+    found_or_none,
+    log_metrics,
+    prepare_data_tracking,
+    prepare_tracking,
+    reachable,
+    translate_outage,
+)
 
 logger = logging.getLogger("lakevision.tracking")
 
@@ -71,6 +81,9 @@ LOGGED_PACKAGES = (
 
 EndStatus = Literal["FAILED", "KILLED"]
 """Status of an MLflow run whose process ended without setting one."""
+
+
+CHECKS_FILE = "data_validation.json"
 
 
 def find_finished_run(storage: Storage, *keys: str, experiments: Sequence[str] | None = None) -> RunRef | None:
@@ -246,3 +259,35 @@ def end_lost_runs(storage: Storage, status: Callable[[str], EndStatus | None]) -
                 logger.info("MLflow run %s has lost its process: marked as %s", run.info.run_id, end)
                 ended.append(str(run.info.run_id))
     return ended
+
+
+def log_data_checks(
+    storage: Storage,
+    name: str,
+    key: str,
+    checks: dict[str, Any],
+    tables: dict[str, list[dict[str, Any]]],
+    metrics: dict[str, float],
+    tags: dict[str, str],
+) -> RunRef:
+    """Log the validation of a version of the tables as a separate run; tables without rows are left out."""
+    experiment, client = prepare_data_tracking(storage), client_of(storage)
+    end_abandoned_runs(storage, key, None, [experiment])
+    run = client.create_run(experiment, tags={KEY_TAG: key, FLOW_SOURCE_TAG: "flows.etl", **tags}, run_name=name)
+    run_id = run.info.run_id
+    now = int(time.time() * 1000)
+    log_metrics(storage, run_id, [Metric(metric, value, now, 0) for metric, value in metrics.items()])
+    for table, rows in tables.items():
+        if rows:
+            log_table(storage, run_id, {column: [row[column] for row in rows] for column in rows[0]}, f"{table}.json")
+    # Last, so that a finished run is complete.
+    log_json(storage, run_id, checks, CHECKS_FILE)
+    client.set_terminated(run_id)
+    return RunRef(run_id=run_id)
+
+
+def find_data_checks(storage: Storage, key: str) -> dict[str, Any] | None:
+    """Return the checks that `log_data_checks` logged under this key, or None."""
+    # Earlier versions of this code logged them among the training runs.
+    found = find_finished_run(storage, key, experiments=[prepare_data_tracking(storage), prepare_tracking(storage)])
+    return None if found is None else read_json(storage, found.run_id, CHECKS_FILE)

@@ -98,14 +98,12 @@ def find_newest_run(storage: Storage, key: str) -> str | None:
 
 def mark_pruned(storage: Storage, key: str) -> str | None:
     """Tag the newest run with this key, whose process has ended, as pruned; return its id, or None."""
-    client = client_of(storage)
-    runs = runs_with_key(storage, key)
-    if not runs:
-        return None
-    client.set_tag(runs[0].info.run_id, PRUNED_TAG, "true")
-    # In case its process did not do so within the seconds that it had.
-    _kill(client, runs[0])
-    return str(runs[0].info.run_id)
+    client, run_id = client_of(storage), find_newest_run(storage, key)
+    if run_id is not None:
+        client.set_tag(run_id, PRUNED_TAG, "true")
+        # In case its process did not do so within the seconds that it had.
+        _kill(client, client.get_run(run_id))
+    return run_id
 
 
 def _kill(client: MlflowClient, run: Run) -> None:

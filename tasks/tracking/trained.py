@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 from tasks.credentials import without_credentials
 from tasks.errors import WrongInput
 from tasks.model_package.description import WEIGHTS_FILE
-from tasks.refs import RunRef, TableRef
+from tasks.refs import TRIAL_TAG, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.files import read_json, repository
@@ -23,7 +23,6 @@ from tasks.tracking.runs import (
     RESUMED_WITH_CHANGES_TAG,
     versions_in,
 )
-from tasks.refs import TRIAL_TAG
 from tasks.tracking.server import EXPERIMENT, all_results, client_of, prepare_tracking
 from tasks.tracking.trained_tables import TABLE_PARAM
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
-from tasks.tracking.data_checks import log_data_checks
 from tasks.tracking.evaluated import evaluated_version
 from tasks.tracking.models import register_run, set_alias, tag_version
+from tasks.tracking.runs import log_data_checks
 from tasks.tracking.searches import parent_run
 from tasks.tracking.server import client_of
 from tasks.tracking.tracked_run import TrainingData, tracked_run

@@ -17,10 +17,9 @@ from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking.classifier_files import fetch_registered
-from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.files import log_text
 from tasks.tracking.models import model_with_alias
-from tasks.tracking.runs import read_artifact
+from tasks.tracking.runs import find_data_checks, log_data_checks, read_artifact
 from tasks.tracking.server import check_tracking, client_of
 from tasks.tracking.tracked_run import tracked_run
 from tasks.tracking.trained import download_weights

@@ -21,8 +21,7 @@ from tasks.refs import RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import experiments
 from tasks.tracking.classifier_files import fetch_registered
-from tasks.tracking.data_checks import find_data_checks
-from tasks.tracking.runs import BATCH_SIZE_TAG, has_run, read_artifact
+from tasks.tracking.runs import BATCH_SIZE_TAG, find_data_checks, has_run, read_artifact
 from tasks.tracking.sender import MetricSender
 from tasks.tracking.server import check_tracking
 from tasks.tracking.tracked_run import monitors, tracked_run

@@ -27,12 +27,13 @@ from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
-from tasks.tracking.data_checks import find_data_checks, log_data_checks
 from tasks.tracking.models import register_run
 from tasks.tracking.runs import (
+    find_data_checks,
     find_finished_run,
     find_unfinished_run,
     has_run,
+    log_data_checks,
     read_artifact,
     run_location,
     run_metrics,
