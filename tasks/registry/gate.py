@@ -235,8 +235,6 @@ def check_size(num_bytes: int, promote: PromoteConfig) -> None:
 
 def is_older(challenger: EvaluatedRun, champion: EvaluatedRun) -> bool:
     """Return whether the challenger was trained on an older version of the champion's table."""
-    if not challenger.same_table(champion) or challenger.same_content(champion):
+    if challenger.table is None or champion.table is None or challenger.same_content(champion):
         return False
-    assert challenger.table is not None, "tables that are the same are known"
-    assert champion.table is not None, "tables that are the same are known"
-    return challenger.table.version < champion.table.version
+    return challenger.same_table(champion) and challenger.table.version < champion.table.version
