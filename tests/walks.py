@@ -23,7 +23,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.etl.ingest import ingest_images
 from tasks.predict.batch import predict_batch
 from tasks.predict.scoring import make_predictor
-from tasks.registry import trial
+from tasks.registry import aliases
 from tasks.registry.promote import promote_best
 from tasks.spark.session import keep_spark
 from tasks.storage import Storage, resolve_storage
@@ -66,7 +66,7 @@ def walk_of_prediction(storage: Storage, folder: Path) -> Walk:
 @contextmanager
 def _storage() -> Iterator[tuple[Storage, Path]]:
     with tempfile.TemporaryDirectory() as folder, keep_spark():
-        trial.predict_once = predict_here
+        aliases.predict_once = predict_here
         yield resolve_storage(StorageConfig(home=f"{folder}/home")), Path(folder)
 
 
