@@ -70,8 +70,18 @@ def description(path: str) -> str:
 
 
 def tree(folder: str) -> str:
-    """Return a line for each described file below a folder: its path within the folder, and its description."""
-    files = {path.removeprefix(f"{folder}/"): description(path) for path in described_files(folder)}
+    """Return a line for each described file below a folder: its path within the folder, and its description.
+
+    A folder below it with a README has one line, since its files are in a tree of its own.
+    """
+    described = described_files(folder)
+    readmes_below = [path for path in _tracked(folder) if path.endswith("/README.md") and path != f"{folder}/README.md"]
+    own = [f"{Path(path).parent}/" for path in readmes_below]
+    files = {
+        path.removeprefix(f"{folder}/"): description(path) for path in described if not path.startswith(tuple(own))
+    }
+    packages = [package for package in own if (ROOT / package / "__init__.py").exists()]
+    files |= {package.removeprefix(f"{folder}/"): description(f"{package}__init__.py") for package in packages}
     # Files of the folder itself after its packages.
     ordered = sorted(files, key=lambda path: ("/" not in path, path))
     width = max(map(len, files)) + 2

@@ -206,8 +206,11 @@ def error_record(error: UserError) -> dict[str, str]:
 
 
 def restored_error(record: Mapping[str, str]) -> UserError:
-    """Return the error of a record of `error_record`; its class is the first of USER_ERRORS that it belongs to."""
-    kind = USER_ERRORS[record["kind"]]
+    """Return the error of a record of `error_record`; its class is the first of USER_ERRORS that it belongs to.
+
+    A class that only another release has becomes SubmittedRunFailed.
+    """
+    kind = USER_ERRORS.get(record["kind"], SubmittedRunFailed)
     return kind.complete(record["message"], setting=record["setting"], way_out=record["way_out"])
 
 

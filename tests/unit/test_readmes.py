@@ -288,6 +288,6 @@ def test_a_changelog_of_another_form_is_refused(text: str, problem: str) -> None
 
 
 def test_time_that_ranks_have_after_sigterm_is_that_of_the_launcher() -> None:
-    """The README of the tasks has both times."""
+    """The README of the orchestration has both times."""
     times = f"SIGKILL after {SHUTDOWN_GRACE_SECONDS:.0f} seconds, or after {FAILED_GRACE_SECONDS:.0f} if one has failed"
-    assert times in (ROOT / "tasks/README.md").read_text()
+    assert times in (ROOT / "tasks/orchestration/README.md").read_text()

@@ -51,6 +51,17 @@ def test_user_error_is_restored_by_the_submitter_of_its_run(kind: type[UserError
     assert (restored.setting, restored.way_out) == ("train.lr", r"it\nis (WrongInput), no")
 
 
+def test_error_of_a_class_that_this_release_lacks_is_a_failed_run() -> None:
+    """A worker of a newer release has ended the run; the sentence is kept, and the run is not submitted again."""
+    error = WrongInput("train.lr is 1", setting="train.lr", way_out="lower it")
+    labels = {name: value.replace("WrongInput", "NewKind") for name, value in error_labels(error).items()}
+
+    restored = noted_error(labels, state_message(error))
+
+    assert type(restored) is SubmittedRunFailed
+    assert (str(restored), restored.way_out) == ("train.lr is 1: lower it", "lower it")
+
+
 def test_other_failures_are_not_restored_as_user_errors() -> None:
     """The name of a user error in a message is not enough."""
     assert noted_error({}, "Flow run encountered an exception: RuntimeError: WrongInput") is None
