@@ -1,7 +1,7 @@
 """Errors for users, whose one-line messages state what was wrong and how to continue."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -199,19 +199,22 @@ def is_retried(error: BaseException) -> bool:
     return not (isinstance(error, NotRetried) or getattr(error, "was_retried", False))
 
 
-def error_record(error: UserError) -> dict[str, str]:
+def error_record(error: UserError) -> dict[str, Any]:
     """Return an error as JSON values, from which another process restores it."""
     kind = next(name for name, kind in USER_ERRORS.items() if isinstance(error, kind))
-    return {"kind": kind, "message": str(error), "setting": error.setting, "way_out": error.way_out}
+    record = {"kind": kind, "message": str(error), "setting": error.setting, "way_out": error.way_out}
+    return record | {"problems": [error_record(problem) for problem in error.problems]}
 
 
-def restored_error(record: Mapping[str, str]) -> UserError:
+def restored_error(record: Mapping[str, Any]) -> UserError:
     """Return the error of a record of `error_record`; its class is the first of USER_ERRORS that it belongs to.
 
     A class that only another release has becomes SubmittedRunFailed.
     """
     kind = USER_ERRORS.get(record["kind"], SubmittedRunFailed)
-    return kind.complete(record["message"], setting=record["setting"], way_out=record["way_out"])
+    error = kind.complete(record["message"], setting=record["setting"], way_out=record["way_out"])
+    error.problems = [restored_error(problem) for problem in record.get("problems", ())]
+    return error
 
 
 def join_names(shown: Sequence[str], total: int) -> str:

@@ -33,7 +33,9 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(url, use_listings_cache=False)  # type: ignore[no-any-return]  # fsspec has no types
     except (ImportError, ValueError) as error:
-        raise WrongInput(f"'{url}' cannot be read by Python ({error}): install the package of its store") from None
+        raise WrongInput(
+            f"'{url}' cannot be read by Python ({error})", way_out="install the package of its store"
+        ) from None
 
 
 def list_names(url: str) -> list[str]:
@@ -55,7 +57,11 @@ def check_store(url: str, setting: str) -> None:
         WrongInput: They cannot; the message names the setting, the URL and the reason.
     """
     if url.startswith("s3://"):
-        raise WrongInput(f"{setting} is '{url}', and Hadoop's name for this store is s3a: write s3a://{url[5:]}")
+        raise WrongInput(
+            f"{setting} is '{url}', and Hadoop's name for this store is s3a",
+            setting=setting,
+            way_out=f"write s3a://{url[5:]}",
+        )
     filesystem, root = file_system(url)
     probe = f"{root.rstrip('/')}/{PROBE}{uuid4().hex}"
     try:
@@ -64,7 +70,9 @@ def check_store(url: str, setting: str) -> None:
     except Exception as error:  # Each store's package has its own exceptions.
         logger.debug("%s is not writable", url, exc_info=error)
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise WrongInput(f"{setting} is '{url}', where nothing can be written ({reason}): {S3_ACCESS}") from None
+        raise WrongInput(
+            f"{setting} is '{url}', where nothing can be written ({reason})", setting=setting, way_out=S3_ACCESS
+        ) from None
 
 
 @cache

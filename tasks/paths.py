@@ -25,7 +25,9 @@ def local_path(url: str) -> Path | None:
     if rest.startswith("//"):
         host, slash, path = rest[2:].partition("/")
         if host not in {"", "localhost"}:
-            raise WrongInput(f"'{url}' names a folder of the machine '{host}': write file:///{host}{slash}{path}")
+            raise WrongInput(
+                f"'{url}' names a folder of the machine '{host}'", way_out=f"write file:///{host}{slash}{path}"
+            )
         rest = slash + path
     return Path(os.fsdecode(unquote_to_bytes(rest)))
 
@@ -56,8 +58,12 @@ def raise_unless_gone(error: OSError, path: str, setting: str = "source") -> Non
         return
     problem = f"{setting} has '{path}', which cannot be read ({error.strerror or error})"
     if isinstance(error, PermissionError):
-        raise WrongInput(f"{problem}: change its permissions; its files do not count as deleted") from None
-    raise SourceUnavailable(f"{problem}: check the disk or network share; its files do not count as deleted") from error
+        raise WrongInput(
+            problem, setting=setting, way_out="change its permissions; its files do not count as deleted"
+        ) from None
+    raise SourceUnavailable(
+        problem, setting=setting, way_out="check the disk or network share; its files do not count as deleted"
+    ) from error
 
 
 def absolute_url(url: str) -> str:
@@ -80,8 +86,8 @@ def expand_user(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise WrongInput(
-            f"'{path}' is in the home of the user '{path.parts[0][1:]}', whom this machine does not know: "
-            "give the path without ~"
+            f"'{path}' is in the home of the user '{path.parts[0][1:]}', whom this machine does not know",
+            way_out="give the path without ~",
         ) from None
 
 

@@ -105,8 +105,9 @@ def resolve_storage(config: StorageConfig) -> Storage:
     home = absolute_url(config.home) if config.home else str(lakevision_home())
     if local_path(home) is None:
         raise WrongInput(
-            f"storage.home is '{home}', which is not a local folder, as logs and checkpoints require: "
-            "set storage.tables, storage.cache and storage.artifacts to URLs instead"
+            f"storage.home is '{home}', which is not a local folder, as logs and checkpoints require",
+            setting="storage.home",
+            way_out="set storage.tables, storage.cache and storage.artifacts to URLs instead",
         )
     return Storage(
         home=home,

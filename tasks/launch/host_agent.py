@@ -189,12 +189,14 @@ def run(channel: Channel, address: str | None) -> None:
         signal.signal(number, end)
     with TemporaryDirectory(prefix="lakevision-agent-") as folder:
         agent = HostAgent(channel, Path(folder))
-        reason = f"its agent heard nothing of the launcher for {SILENT_SECONDS} s"
+        reason = "its connection to the launcher ended"
         try:
             channel.send("hello", versions=code_versions(), address=address)
             channel.start_beats()
             for message in channel.receive():
                 agent.handle(message)
+            if channel.silent >= channel.max_silent:
+                reason = f"its agent heard nothing of the launcher for {SILENT_SECONDS} s"
         except KeyboardInterrupt as interrupt:
             reason = f"its agent was ended by {interrupt}"
             raise

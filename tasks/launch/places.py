@@ -103,6 +103,8 @@ def open_places(
         if over_ssh:
             store = stack.enter_context(key_value_store())
             agents = stack.enter_context(ssh_agents(spec, store.address, messages, on_activity))
+            # Before ssh ends: it would wait for the requests of ranks that wait for a value.
+            stack.callback(store.end_waits)
         else:
             from tasks.launch.spark_agents import spark_agents  # Here: other training runs load no pyspark.
 

@@ -92,7 +92,7 @@ class Agent:
         """
         greeting = self._next_answer("hello", seconds)
         self._channel.max_silent = SILENT_SECONDS
-        self.versions, self.address = greeting["versions"], greeting["address"] or self.address
+        self.versions, self.address = greeting["versions"], self.address or greeting["address"] or ""
 
     @property
     def is_quiet(self) -> bool:
@@ -129,7 +129,9 @@ class Agent:
         """
         with self._lock:
             if self.has_ended:
-                raise HostLost(f"host '{self.host}' is lost ({self._reason()}): run again", self.host, [number])
+                raise HostLost(
+                    f"host '{self.host}' is lost ({self._reason()})", self.host, [number], way_out="run again"
+                )
             rank = self._ranks[number] = RankProcess(number, RemoteProcess(number, self._channel))
         self._channel.send("start", rank=number, environment=environment)
         return rank
@@ -181,7 +183,7 @@ class Agent:
             ) from None
         if answer is None:
             self._answers.put(None)  # For the next request, which gets no answer either.
-            raise HostLost(f"host '{self.host}' is lost ({self._reason()}): run again", self.host)
+            raise HostLost(f"host '{self.host}' is lost ({self._reason()})", self.host, way_out="run again")
         return answer
 
     def _read(self) -> None:

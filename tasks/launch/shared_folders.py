@@ -121,7 +121,8 @@ def _check_folder(setting: str, folder: str, agents: Sequence[Agent]) -> None:
             if time.monotonic() > deadline:
                 host, missing = unseen
                 raise WrongInput(
-                    f"{what}: {host} does not see what {writers[missing]} writes there; {way_out}", setting=setting
+                    f"{what}: {host} does not see what {writers[missing]} writes there; {way_out}",
+                    setting=setting,
                 )
             time.sleep(0.2)
 

@@ -212,12 +212,14 @@ def _accept(
         check()
         if stage.failure is not None:
             if lost := LOST.search(str(stage.failure)):
-                raise HostLost(f"Spark has not started all agents ({lost[0]}): the logs of its executors say why")
+                raise HostLost(
+                    f"Spark has not started all agents ({lost[0]})", way_out="the logs of its executors say why"
+                )
             raise stage.failure
         if time.monotonic() > deadline:
             raise HostLost(
-                f"Spark has started agents for {len(agents)} of {num_ranks} ranks in {CONNECT_SECONDS:.0f} s: "
-                "check the logs of its executors, and that they reach this machine"
+                f"Spark has started agents for {len(agents)} of {num_ranks} ranks in {CONNECT_SECONDS:.0f} s",
+                way_out="check the logs of its executors, and that they reach this machine",
             )
         with suppress(TimeoutError):
             connection, address = server.accept()

@@ -3,6 +3,7 @@
 The two ends of the connection authenticate each other by a secret that does not travel on it.
 """
 
+import hmac
 import json
 import os
 import socket
@@ -11,9 +12,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from pyspark import BarrierTaskContext
@@ -28,6 +30,11 @@ MAX_GREETING = 4096
 """Maximum length of a task's greeting."""
 
 CHUNK = 1 << 16
+
+NONCE_BYTES, DIGEST_BYTES = 32, 32
+
+TASK, LAUNCHER = b"task", b"launcher"
+"""The ends of a connection, in their proofs."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,7 @@ def greet_launcher(connection: socket.socket, secret: bytes, greeting: Greeting)
         OSError, EOFError: It does not answer in time, or the connection ended.
     """
     with _authenticating(connection) as messages:
-        answer_challenge(messages, secret)
-        deliver_challenge(messages, secret)
+        _authenticate(messages, secret, TASK, LAUNCHER)
         messages.send_bytes(json.dumps(greeting).encode())
     _limit_reads(connection, 0)
 
@@ -79,11 +85,22 @@ def accept_task(connection: socket.socket, secret: bytes) -> Greeting:
         OSError, EOFError: It does not answer in time, or the connection ended.
     """
     with _authenticating(connection) as messages:
-        deliver_challenge(messages, secret)
-        answer_challenge(messages, secret)
+        _authenticate(messages, secret, LAUNCHER, TASK)
         greeting = Greeting(*json.loads(messages.recv_bytes(MAX_GREETING)))
     _limit_reads(connection, 0)
     return greeting
+
+
+def _authenticate(messages: Connection, secret: bytes, own: bytes, other: bytes) -> None:
+    """Prove to the other end that this one has the secret, and check its proof; each proof names the end that gives it.
+
+    `multiprocessing` has its own challenges, with MD5, which Python lacks on machines in FIPS mode.
+    """
+    nonce = os.urandom(NONCE_BYTES)
+    messages.send_bytes(nonce)
+    messages.send_bytes(hmac.digest(secret, own + messages.recv_bytes(NONCE_BYTES), "sha256"))
+    if not hmac.compare_digest(messages.recv_bytes(DIGEST_BYTES), hmac.digest(secret, other + nonce, "sha256")):
+        raise AuthenticationError("the other end does not have the secret")
 
 
 def _authenticating(connection: socket.socket) -> Connection:
@@ -122,7 +139,7 @@ def run_agent(config: AgentConfig, _rows: Iterable[object]) -> Iterator[int]:
         assert agent.stdout is not None
         to_agent, output = agent.stdin.fileno(), agent.stdout.fileno()
         if first := os.read(output, CHUNK):  # An agent that fails at its start does not reach the launcher.
-            with socket.create_connection((config.host, config.port), timeout=TIMEOUT_SECONDS) as connection:
+            with _launcher_of(config, context.partitionId()) as connection:
                 place = host, machine, connection.getsockname()[0], context.cpus()
                 greet_launcher(connection, config.secret, Greeting(context.partitionId(), *place))
                 connection.sendall(first)
@@ -135,6 +152,21 @@ def run_agent(config: AgentConfig, _rows: Iterable[object]) -> Iterator[int]:
     if agent.returncode:
         raise RuntimeError(f"the agent of rank {context.partitionId()} ended with status {agent.returncode}")
     yield context.partitionId()
+
+
+@contextmanager
+def _launcher_of(config: AgentConfig, number: int) -> Iterator[socket.socket]:
+    """Yield a connection to the launcher.
+
+    Raises:
+        RuntimeError: The launcher is not reached, or does not have the secret. Another start may help, as for an agent
+            that ended.
+    """
+    try:
+        with socket.create_connection((config.host, config.port), timeout=TIMEOUT_SECONDS) as connection:
+            yield connection
+    except (OSError, EOFError, AuthenticationError) as error:
+        raise RuntimeError(f"the agent of rank {number} ended with status 1 ({error})") from error
 
 
 def _relay(read: Callable[[], bytes], write: Callable[[bytes], None], end: Callable[[], None]) -> threading.Thread:

@@ -154,7 +154,8 @@ class SshProcess:
         text = " ".join(self._errors)
         for part, meaning, kind in REASONS:
             if part in text:
-                return kind(f"distributed.hosts has '{self._host}', and {meaning} ({reason})", setting=SETTING)
+                sentence = f"distributed.hosts has '{self._host}', and {meaning} ({reason})"
+                return kind.complete(sentence, setting=SETTING, way_out=meaning.rpartition(": ")[2])
         if self._process.returncode in {126, 127}:
             return WrongInput(
                 f"distributed.hosts has '{self._host}', which cannot run '{python}' ({reason})",
@@ -162,8 +163,12 @@ class SshProcess:
                 way_out="install Python there, or give its path as distributed.host_python",
             )
         if self._process.returncode == SSH_FAILED:
-            return HostLost(f"host '{self._host}' is not reached ({reason}): start it, or leave it out", self._host)
-        return HostLost(f"the agent on host '{self._host}' ended at once ({reason}): correct that there", self._host)
+            return HostLost(
+                f"host '{self._host}' is not reached ({reason})", self._host, way_out="start it, or leave it out"
+            )
+        return HostLost(
+            f"the agent on host '{self._host}' ended at once ({reason})", self._host, way_out="correct that there"
+        )
 
     def end(self, *, kill: bool = False) -> None:
         """End the agent by the end of its input, and ssh with it, without a wait.
@@ -191,6 +196,14 @@ class SshProcess:
         """Close the pipe from ssh that nothing reads any more; its other one is closed once all have closed theirs."""
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def _as_lost(refusal: Exception, host: str) -> HostLost:
+    """Return a refusal as the loss of a host that had ranks before, and may come back."""
+    fields = {name: getattr(refusal, name, "") for name in ("setting", "way_out")}
+    lost = HostLost.complete(refusal, **fields)
+    lost.host = host
+    return lost
 
 
 def ssh_command(host: str, settings: DistributedConfig, port: int) -> list[str]:
@@ -248,7 +261,7 @@ def ssh_agents(
                 agent.wait_until_ready(max(1.0, deadline - time.monotonic()))
             except HostLost as error:
                 refusal = process.refusal(python) or error
-                raise (HostLost(str(refusal), agent.host) if spec.restart else refusal) from None
+                raise (_as_lost(refusal, agent.host) if spec.restart else refusal) from None
             agent.store = store._replace(port=process.forwarded_port())
         yield [agent for _, agent in started]
     finally:

@@ -40,9 +40,8 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
         return torch.device("cpu")
     if gpu_obstacle is not None:
         if wanted == "cuda":
-            raise WrongInput(
-                f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu", setting="train.device"
-            )
+            text = f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu"
+            raise WrongInput.complete(text, setting="train.device", way_out=text.rpartition(": ")[2])
         logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())

@@ -1,8 +1,10 @@
 """The record of the files that a stream on a folder or URL has processed, in the folder of its checkpoint."""
 
+import glob
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -75,6 +77,29 @@ class ProcessedFiles:
             relations.add("processed", processed)
             relations.run(FINGERPRINT)
             return spool_rows(relations.batches(NEW, FILE_ARROW), FILE_ARROW, scratch_root(self.storage))
+
+    def take_back_listings(self) -> None:
+        """Make the files new again that an earlier release recorded with listings of them that wait for a batch.
+
+        Raises:
+            WrongInput: A listing or the record is damaged.
+        """
+        listings = f"{self.checkpoint}/{LISTINGS}"
+        if not list_names(listings):
+            return
+        filesystem, root = file_system(listings)
+        waiting: list[str] = []
+        for name in filesystem.glob(f"{glob.escape(root)}/*.parquet"):
+            try:
+                with filesystem.open(name, "rb") as file:
+                    waiting += pq.read_table(file, columns=["path"])["path"].to_pylist()
+            except pa.ArrowInvalid:
+                raise damaged(self.checkpoint, f"{LISTINGS}/{Path(name).name} cannot be read") from None
+        recorded = self._read()
+        if recorded is not None:
+            rows = pyarrow.dataset.dataset(list(recorded.files), schema=FILE_ARROW)
+            self._write(rows.to_batches(), waiting, LISTED)
+        filesystem.rm(root, recursive=True)
 
     def add_batch(self, files: pa.Table, vanished: Sequence[str]) -> None:
         """Record the files of a batch (FILE_ARROW), but for those that vanished: they are new if they come back."""

@@ -28,7 +28,7 @@ from tasks.spark.cluster import check_visible
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
 from tasks.stream.checkpoint import checkpoint_root, open_checkpoint, remove_older
-from tasks.stream.processed_files import LISTINGS, ProcessedFiles, age_of_oldest, batches_of
+from tasks.stream.processed_files import ProcessedFiles, age_of_oldest, batches_of
 from tasks.stream.run import Lag, ModelOnWorkers, ShowProgress, StreamCounts, log_end
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
@@ -105,9 +105,11 @@ class _Run:
         root = checkpoint_root(self.predictions, "files", str(self.location), table_id, *given)
         with exclusive_lock(root, spark), translate_disk_full(self.predictions, self.storage.home):
             checkpoint = open_checkpoint(root, restart=self.stream.restart)
-            if list_names(f"{checkpoint}/{LISTINGS}"):  # As in a new stream, all files without a prediction are new.
-                checkpoint = open_checkpoint(root, restart=True)
             processed = ProcessedFiles(checkpoint, self.storage)
+            if spark is not None and not list_names(checkpoint):
+                # Before the first batch: if that fails, a restart must not be forgotten.
+                processed.add_batch(FILE_ARROW.empty_table(), [])
+            processed.take_back_listings()
             has_processed = self._process_new(spark, processed)
             while self.stream.interval_seconds is not None:
                 _sleep(self.stream.interval_seconds)

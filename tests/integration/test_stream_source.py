@@ -4,6 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.config.promotion import PromoteConfig
@@ -112,7 +114,15 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     with pytest.raises(WrongInput, match=r"is damaged \(listed.parquet cannot be read\)") as refused:
         run_stream()
     assert refused.value.way_out == RESTART
-    assert run_stream(restart=True).predicted == 10
+
+    def interrupted(*_arguments, **_named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source_stream, "predict_files", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_stream(restart=True)
+    assert run_stream().predicted == 10  # The restart is not forgotten with its first batch.
     assert (run_stream().batches, predict(storage, "photos", source=str(folder)).predicted) == (0, 0)
 
     # An earlier release was killed: its last listing has a file that waits for a batch.
@@ -123,9 +133,9 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     )
     (checkpoint / "listings").mkdir()
     assert run_stream().batches == 0
-    (checkpoint / "listings" / "1.parquet").touch()
+    pq.write_table(pa.table({"path": ["waits.png"]}), checkpoint / "listings" / "1.parquet")
     assert run_stream().predicted == 1
-    (checkpoint,) = Path(f"{predictions}.streams").glob("*/[0-9]*")
+    assert list(Path(f"{predictions}.streams").glob("*/[0-9]*")) == [checkpoint]
     assert [file.name for file in checkpoint.iterdir()] == ["listed.parquet"]
     assert run_stream().batches == 0
     os.rename(folder, tmp_path / "elsewhere")

@@ -48,6 +48,25 @@ def test_batch_is_full_with_a_number_of_files_or_megabytes() -> None:
     assert list(batches_of(rows.slice(0, 0), bounds)) == []
 
 
+def test_files_that_wait_in_listings_of_an_earlier_release_are_new(storage: Storage, tmp_path: Path) -> None:
+    """They were recorded before their batch; the other files stay recorded, and the listings go."""
+    checkpoint = tmp_path / "check [1]" / "0"
+    processed, now = ProcessedFiles(str(checkpoint), storage), listing(a=1, b=2, odd=3)
+    processed.replace(now, [])
+    (checkpoint / "listings").mkdir()
+    pq.write_table(files(b=2, odd=3), checkpoint / "listings" / "1.parquet")
+
+    processed.take_back_listings()
+
+    assert sorted(paths(processed.new_files(now))) == ["b", ODD]
+    assert [file.name for file in checkpoint.iterdir()] == [LISTED]
+    (checkpoint / "listings").mkdir()
+    (checkpoint / "listings" / "2.parquet").touch()
+    with pytest.raises(WrongInput, match="2.parquet cannot be read") as refused:
+        processed.take_back_listings()
+    assert refused.value.way_out == RESTART
+
+
 def test_file_is_new_until_its_batch_has_ended(storage: Storage, tmp_path: Path) -> None:
     """A file with another time is new again, and so is a file that vanished before it was read."""
     checkpoint = tmp_path / "check [1]" / "0"
