@@ -128,7 +128,7 @@ def served_storage(home: str) -> Storage:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until a signal is received, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", maxsplit=1)[0])
     add_address(parser, MLFLOW_PORT)
     options = parser.parse_args(arguments)
     hosts = host_names(options)

@@ -158,7 +158,7 @@ def guarded_app(hosts: Sequence[str]) -> ASGIApp:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until a signal is received, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", maxsplit=1)[0])
     add_address(parser, 4200)
     options = parser.parse_args(arguments)
     settings = get_current_settings().server

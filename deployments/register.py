@@ -24,7 +24,6 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.states import Cancelled, Crashed
-from prefect.workers.process import ProcessWorker
 from pydantic import BaseModel, TypeAdapter
 
 from tasks.environment import lakevision_home
@@ -73,6 +72,8 @@ def end_abandoned_runs(client: SyncPrefectClient, began: datetime) -> None:
 
 def create_pools(client: SyncPrefectClient) -> None:
     """Create missing process pools with their concurrency limits; existing pools keep the user's settings."""
+    from prefect.workers.process import ProcessWorker  # Here: the server imports this module for a name.
+
     template = ProcessWorker.get_default_base_job_template()
     for name, limit in POOLS.items():
         with suppress(ObjectAlreadyExists):

@@ -6,7 +6,7 @@ from urllib.parse import urlparse
 from pydantic import BaseModel, ConfigDict
 
 from tasks.config.storage import StorageConfig
-from tasks.credentials import check_url, without_credentials
+from tasks.credentials import ShownCredential, check_url, without_credentials
 from tasks.environment import artifacts_url, lakevision_home, tracking_uri
 from tasks.errors import WrongInput
 from tasks.paths import absolute_url, local_path
@@ -90,8 +90,9 @@ def _default_artifacts(home: str) -> str:
     """Return the location of artifacts without a setting: $LAKEVISION_ARTIFACTS, or the folder of the home."""
     try:
         return check_url(artifacts_url() or artifacts_folder(home))
-    except ValueError as error:
-        raise WrongInput(f"LAKEVISION_ARTIFACTS is not accepted: {error}") from None
+    except ShownCredential as error:
+        text = f"LAKEVISION_ARTIFACTS is not accepted: {error}"
+        raise WrongInput.complete(text, setting="", way_out=error.way_out) from None
 
 
 def resolve_storage(config: StorageConfig) -> Storage:

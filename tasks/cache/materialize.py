@@ -32,7 +32,7 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.object_store import file_system
 from tasks.progress.count import counted
-from tasks.refs import SPLITS, CacheRef, TableRef
+from tasks.refs import SPLITS, TRAIN, CacheRef, TableRef
 from tasks.schema import IMAGES_ARROW
 from tasks.spark.cluster import check_visible, num_task_slots
 from tasks.spark.scratch import scratch_root
@@ -149,16 +149,16 @@ def check_content(content: Content, table: TableRef) -> None:
     """
     if len(content.classes) < 2:
         raise WrongInput(
-            f"'{table.path}' version {table.version} has the classes {list(content.classes)}: "
-            "a classifier needs at least two"
+            f"'{table.path}' version {table.version} has the classes {list(content.classes)}",
+            way_out="a classifier needs at least two",
         )
     for split, rows in content.rows.items():
         if rows == 0:
+            change = "lower etl.val_fraction or etl.test_fraction" if split == TRAIN else f"raise etl.{split}_fraction"
             raise WrongInput(
                 f"the split '{split}' of '{table.path}' version {table.version} has no images",
-                setting=f"etl.{split}_fraction",
-                way_out="add images (where splits are predefined, to that one), or raise "
-                f"etl.{split}_fraction for a new table",
+                setting="" if split == TRAIN else f"etl.{split}_fraction",
+                way_out=f"add images (where splits are predefined, to that one), or {change} for a new table",
             )
 
 

@@ -102,3 +102,11 @@ class FrozenConfig(BaseModel):
         schema = handler.resolve_ref_schema(reference)
         schema["properties"] = describe(schema.get("properties", {}))
         return reference
+
+
+def flat_params(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as MLflow parameters, with their names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flat_params(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

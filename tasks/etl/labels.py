@@ -113,8 +113,9 @@ def _read_table(file: str) -> pa.Table:
     if path is None:
         try:
             check_remote_file(file)
-        except ValueError as error:
-            raise WrongInput(f"etl.labels.file: {error}", setting="etl.labels.file") from None
+        except WrongInput as error:
+            text = f"etl.labels.file: {error}"
+            raise WrongInput.complete(text, setting="etl.labels.file", way_out=error.way_out) from None
     try:
         with _open(file, path) as opened:
             if file.lower().endswith(".parquet"):

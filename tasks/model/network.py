@@ -152,11 +152,12 @@ def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: s
         if keys
     ]
     if problems:
-        raise WrongInput(
-            f"train.weights is '{weights}', which does not fit train.model '{name}'",
+        way_out = "give the weights of this architecture, or the architecture of these weights"
+        raise WrongInput.complete(
+            f"train.weights is '{weights}', which does not fit train.model '{name}': of its tensors "
+            f"{', '.join(problems)}; {way_out}",
             setting="train.weights",
-            way_out=f"of its tensors {', '.join(problems)}; give the weights of this architecture, or the architecture "
-            "of these weights",
+            way_out=way_out,
         )
     network.load_state_dict(state)
 

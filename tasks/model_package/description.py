@@ -35,7 +35,13 @@ Label = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class InvalidPackage(ValueError):
-    """The files of a model package are damaged, or were not written by this project; the message is one sentence."""
+    """The files of a model package are damaged, or were not written by this project; the message is one sentence.
+
+    Attributes:
+        way_out: Advice how to continue, which ends the message.
+    """
+
+    way_out = WAY_OUT
 
 
 def _check_unique(classes: tuple[str, ...]) -> tuple[str, ...]:

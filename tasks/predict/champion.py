@@ -82,6 +82,7 @@ def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:
         if model is None:
             raise WrongInput(
                 f"the registered model '{name}' has no version with the alias '{alias}'",
+                setting="promote.model_name",
                 way_out="run the flow promote first, or give another promote.model_name or predict.alias"
                 f"{_candidates(alias, storage)}",
             )
@@ -161,4 +162,4 @@ def known_classes(model: ModelRef | RunRef, storage: Storage) -> tuple[str, ...]
         try:
             return read_classes(folder)
         except InvalidPackage as error:
-            raise WrongInput(error) from None
+            raise WrongInput.complete(error, setting="", way_out=error.way_out) from None

@@ -35,7 +35,7 @@ def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
         try:
             return ImageClassifier.load(folder)
         except InvalidPackage as error:
-            raise WrongInput(error) from None
+            raise WrongInput.complete(error, setting="", way_out=error.way_out) from None
 
 
 def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:

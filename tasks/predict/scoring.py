@@ -138,7 +138,7 @@ def check_settings(predict: PredictConfig, classes: Collection[str]) -> None:
     try:
         check_unsure(predict.min_probability, classes)
     except ValueError as error:
-        raise WrongInput(f"predict.{error}", setting="predict.min_probability") from None
+        raise WrongInput.complete(f"predict.{error}", setting="predict.min_probability", way_out="give 0") from None
 
 
 def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:
@@ -154,7 +154,7 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
         try:
             classes = read_classes(folder)
         except InvalidPackage as error:
-            raise WrongInput(error) from None
+            raise WrongInput.complete(error, setting="", way_out=error.way_out) from None
         check_settings(predict, classes)
         master = str(spark.sparkContext.master)
         if is_in_driver(master):

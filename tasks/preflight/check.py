@@ -100,7 +100,7 @@ def check_pipeline(config: PipelineConfig, storage: Storage, *, trains_here: boo
     for path in (storage.table("images"), storage.table("files")):
         check_table_path(path)
     check_table_path(config.predict.predictions or storage.table("predictions"))
-    if config.predict.table and not check_table_path(config.predict.table):
+    if config.predict.table and not check_table_path(config.predict.table, "predict.table"):
         raise WrongInput(
             f"predict.table is '{config.predict.table}', which is not a Delta table",
             setting="predict.table",

@@ -41,8 +41,8 @@ DATA_NAME = re.compile(r"\.?part-\d{5}-.*\.parquet(\.crc|#\d+)?")
 PARTITION_NAME = re.compile(r"[^=]+=.*")
 
 
-def check_table_path(path: str) -> bool:
-    """Return whether a Delta table exists at `path`, without Spark.
+def check_table_path(path: str, setting: str = "storage.tables") -> bool:
+    """Return whether a Delta table exists at `path`, which a setting gives, without Spark.
 
     Raises:
         WrongInput: The path exists, and is not a Delta table.
@@ -55,7 +55,7 @@ def check_table_path(path: str) -> bool:
     if not filesystem.isdir(root) or not all(name.startswith(PROBE) for name in list_names(path)):
         raise WrongInput(
             f"'{path}' is not a Delta table (it has no _delta_log)",
-            setting="storage.tables",
+            setting=setting,
             way_out=f"move the existing files, or give {OTHER_TABLES}",
         )
     return False

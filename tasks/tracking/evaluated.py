@@ -153,6 +153,7 @@ def evaluated_version(storage: Storage, model: ModelRef) -> EvaluatedRun:
             raise WrongInput(
                 f"the champion {model.name} version {model.version} has no test accuracy, so nothing can be compared "
                 "with it",
+                setting="promote.model_name",
                 way_out="give its alias to another version in MLflow, or give another promote.model_name",
             ) from None
         tested = EvaluatedRun(

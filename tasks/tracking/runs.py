@@ -184,14 +184,6 @@ def code_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def flat_params(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as MLflow parameters, with their names joined by dots."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= flat_params(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
-
-
 def log_settings(
     storage: Storage, run: Run, config: dict[str, Any], params: Mapping[str, Any], tags: Mapping[str, str]
 ) -> None:

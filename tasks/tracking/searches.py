@@ -10,10 +10,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunStatus
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
+from tasks.config.frozen import flat_params
 from tasks.refs import TRIAL_TAG
 from tasks.storage import Storage
 from tasks.tracking.files import log_json
-from tasks.tracking.runs import KEY_TAG, flat_params, log_settings, runs_with_key
+from tasks.tracking.runs import KEY_TAG, log_settings, runs_with_key
 from tasks.tracking.server import client_of, log_metrics, prepare_writing
 
 PRUNED_TAG = "lakevision.pruned"

@@ -20,6 +20,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.utils.autologging_utils import BatchMetricsLogger
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
+from tasks.config.frozen import flat_params
 from tasks.credentials import without_credentials
 from tasks.errors import TrackingUnavailable
 from tasks.refs import TableRef
@@ -27,7 +28,7 @@ from tasks.storage import Storage
 from tasks.tracking.files import log_table, log_text, run_files
 from tasks.tracking.logged_model import log_package
 from tasks.tracking.models import DESCRIPTION_TAG, MAX_RUN_DESCRIPTION, fit_description
-from tasks.tracking.runs import CODE_TAG, KEY_TAG, code_commit, context_tags, flat_params, log_settings, version_params
+from tasks.tracking.runs import CODE_TAG, KEY_TAG, code_commit, context_tags, log_settings, version_params
 from tasks.tracking.server import client_of, log_metrics, prepare_writing, translate_outage
 
 logger = logging.getLogger("lakevision.tracking")

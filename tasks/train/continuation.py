@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.config.frozen import flat_params
 from tasks.errors import WrongInput, join_names
 from tasks.refs import TRIAL_TAG
 from tasks.train.checkpoint import Checkpoints
@@ -87,8 +88,6 @@ def check_fits(
     Raises:
         WrongInput: Settings, data or classes differ; names the differences with both values.
     """
-    from tasks.tracking.runs import flat_params  # Here: it loads MLflow, which a launcher's key does not need.
-
     different = [
         f"classes only in the {where}: {join_names(sorted(names)[:5], len(names))}"
         for where, names in (

@@ -159,7 +159,8 @@ def out_of_memory(error: BaseException, train: TrainConfig, rank: int) -> OutOfM
         + (", or set it to auto" if train.batch_size != "auto" else "")
         + "; a higher train.accumulate_steps keeps the images per step"
     )
-    return OutOfMemory(f"rank {rank} ran out of memory{asked}", setting="train.batch_size", way_out=advice)
+    setting = "train.model" if train.batch_size == 1 else "train.batch_size"
+    return OutOfMemory(f"rank {rank} ran out of memory{asked}", setting=setting, way_out=advice)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def fit_batches(train: TrainConfig, tune: TuneConfig, num_images: int) -> TuneCo
             check_batches(with_values(train, values), 1, num_images)
         except WrongInput as error:
             message = f"tune.search can draw {values}; remove it from the search: {error}"
-            raise WrongInput(message, setting="tune.search") from None
+            raise WrongInput.complete(message, setting="tune.search", way_out=error.way_out) from None
     return tune
 
 

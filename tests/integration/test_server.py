@@ -172,7 +172,6 @@ def test_training_in_one_process_runs_on_the_gpu_pool_where_the_dag_is_told_so(s
 import mlflow
 from prefect import flow
 from prefect.client.orchestration import get_client
-from tasks import tracking
 from tasks.config.submitted import SingleConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
@@ -180,6 +179,7 @@ from tasks.launch.task import train_single
 from tasks.orchestration.task import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
+from tasks.tracking.runs import find_finished_run
 from tasks.train.spec import run_key
 
 def num_submitted():
@@ -193,7 +193,7 @@ def only_train():
                         seed=77)
     single, before = SingleConfig(where="work_pool", submit_timeout_seconds=100), num_submitted()
     runs = [run_stage(train_single, train, cache, storage, single) for _time in range(2)]
-    found, once = tracking.find_finished_run(storage, run_key(train, cache, None)), num_submitted() - before
+    found, once = find_finished_run(storage, run_key(train, cache, None)), num_submitted() - before
     mlflow.MlflowClient(storage.tracking).delete_run(found.run_id)
     again = run_stage(train_single, train, cache, storage, single)
     print("trained", runs == [found, found], once, again != found, num_submitted() - before)
@@ -213,7 +213,6 @@ def test_trials_of_a_search_run_on_the_gpu_pool(stack, gpu_worker, make_images):
     cache = hand_made_cache(make_images(), str(stack.home / "cache" / "by-hand"))
     code = f"""
 from prefect import flow
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.config.tune import Choices, TuneConfig
@@ -221,6 +220,7 @@ from tasks.orchestration.task import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.launch.task import train_single
+from tasks.tracking.trained import promotable_runs
 from tasks.tune.task import search_best, submit_best
 
 @flow
@@ -229,11 +229,11 @@ def only_search():
     train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=1)
     search = {{"learning_rate": Choices(choices=[0.001, 0.002])}}
     tune = TuneConfig(search=search, num_trials=2, parallel=2, submit_timeout_seconds=100)
-    before = len(tracking.promotable_runs(storage))  # of other tests
+    before = len(promotable_runs(storage))  # of other tests
     best = run_stage(search_best, train, tune, cache, storage)
     submitted = run_stage(submit_best, best, tune, cache, storage)
     run = run_stage(train_single, best, cache, storage)
-    added = len(tracking.promotable_runs(storage)) - before
+    added = len(promotable_runs(storage)) - before
     print("best", best.learning_rate in (0.001, 0.002), submitted, added)
 
 only_search()

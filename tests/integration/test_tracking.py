@@ -60,10 +60,10 @@ def test_database_whose_creation_was_killed_is_created_by_the_next_process(tmp_p
     storage = resolve_storage(StorageConfig(home=str(home)))
     code = """
 import sys
-from tasks import tracking
 from tasks.config.storage import StorageConfig
 from tasks.storage import resolve_storage
-tracking.prepare_tracking(resolve_storage(StorageConfig(home=sys.argv[1])))
+from tasks.tracking.server import prepare_tracking
+prepare_tracking(resolve_storage(StorageConfig(home=sys.argv[1])))
 """
     with subprocess.Popen([sys.executable, "-c", code, str(home)], cwd=ROOT) as process:
         new = home / "mlflow.db.new"

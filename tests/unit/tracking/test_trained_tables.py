@@ -7,9 +7,9 @@ import torch
 
 from tasks.cache.manifest import CacheManifest
 from tasks.config.cache import CacheConfig
+from tasks.config.frozen import flat_params
 from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef, TableRef
-from tasks.tracking.runs import flat_params
 from tasks.tracking.trained_tables import table_tags
 from tasks.train.phases import TrainingContext
 from tasks.train.results import run_config, training_data
