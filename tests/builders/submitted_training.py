@@ -32,7 +32,8 @@ def training_stack(home: Path) -> Iterator[tuple[LocalStack, "Popen[bytes]"]]:
     running = LocalStack(home, free_port())
     running.start_server()
     try:
-        running.run("register", [sys.executable, "-m", "deployments.register"])
+        running.start("register", [sys.executable, "-m", "deployments.register"])
+        running.finish("register")
         yield running, start_worker(running)
     finally:
         running.end()

@@ -50,7 +50,8 @@ def stack(tmp_path_factory, empty_tracking):
         running = LocalStack(home_with_databases(tmp_path_factory, empty_tracking), free_port())
         running.start_server()
         try:
-            running.run("register", [sys.executable, "-m", "deployments.register"])
+            running.start("register", [sys.executable, "-m", "deployments.register"])
+            running.finish("register")
             yield running
         finally:
             running.end()
