@@ -7,9 +7,9 @@ and compile queries that DuckDB runs in milliseconds, on several cores. Above ME
 import errno
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -18,7 +18,10 @@ from tasks.errors import QueryTooLarge
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.storage import Storage
 from tasks.system.cores import num_cores
+from tasks.system.signals import run_uninterrupted
 from tasks.tables.parquet_rows import ParquetRows
+
+T = TypeVar("T")
 
 MEMORY = "768MB"
 """Memory of a database; the driver's limit of 2 GB at ten million files includes Python and the results of queries."""
@@ -109,13 +112,11 @@ class Relations:
 
     def run(self, statement: str, values: dict[str, Any] | None = None) -> None:
         """Run a statement without a result, with its parameters ($name) from `values`."""
-        with self._translate_out_of_memory():
-            self._database.execute(statement, values)
+        self._call(lambda: self._database.execute(statement, values))
 
     def rows(self, query: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
-        with self._translate_out_of_memory():
-            return self._database.execute(query, values).fetchall()
+        return self._call(lambda: self._database.execute(query, values).fetchall())
 
     def table(self, query: str, schema: pa.Schema) -> pa.Table:
         """Return the rows of a query, cast to this schema; times are in UTC, independent of the local time zone."""
@@ -123,10 +124,14 @@ class Relations:
 
     def batches(self, query: str, schema: pa.Schema, values: dict[str, Any] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query in batches, cast to this schema, before another query is run."""
+        found: Any = self._call(lambda: self._database.sql(query, params=values).to_arrow_reader(BATCH_ROWS))
+        while (batch := self._call(lambda: next(found, None))) is not None:
+            yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Call DuckDB in a thread: in the main one, it replaces the exception of a signal by a RuntimeError."""
         with self._translate_out_of_memory():
-            found: Any = self._database.sql(query, params=values)
-            for batch in found.to_arrow_reader(BATCH_ROWS):
-                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+            return run_uninterrupted(function, self._database.interrupt)
 
     @contextmanager
     def _translate_out_of_memory(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import signal
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +34,30 @@ def table_of(*paths: str) -> pa.Table:
     return pa.table(
         {"path": paths, "size": range(len(paths)), "at": [THEN + timedelta(days=1)] * len(paths)}, schema=SCHEMA
     )
+
+
+@pytest.mark.parametrize("way", ["run", "rows", "batches"])
+def test_exception_of_a_signal_ends_a_query_and_is_raised(storage: Storage, way: str) -> None:
+    """DuckDB itself would raise a RuntimeError in its place, and a cancelled stage would be retried."""
+
+    class Cancelled(BaseException):
+        pass
+
+    def cancel(_number: int, _frame: object) -> None:
+        raise Cancelled
+
+    long = "SELECT count(*) AS size FROM range(1000000000000) WHERE range % 7 = 1"
+    schema = pa.schema([("size", pa.int64())])
+    before = signal.signal(signal.SIGALRM, cancel)
+    try:
+        with Relations(storage) as relations:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(Cancelled):
+                list(relations.batches(long, schema)) if way == "batches" else getattr(relations, way)(long)
+            assert relations.rows("SELECT 1") == [(1,)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a [b]*?.parquet", "it's.parquet", "key=1/a.parquet"])
