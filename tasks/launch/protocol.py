@@ -131,7 +131,7 @@ class Channel:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message; the receiving thread notices that the connection is lost, not this call."""
-        line = f"{json.dumps({'kind': kind, **fields})}\n".encode()
+        line = _line({"kind": kind, **fields})
         with self._lock, suppress(OSError):
             while line and not self._closed.is_set():
                 line = line[os.write(self._write_to, line) :]
