@@ -13,14 +13,16 @@ from pydantic import TypeAdapter
 from safetensors.torch import load, save
 from torch import nn
 
+from tasks.errors import WrongInput
+
 
 class Reducer:
     """Collective operations that the training loop needs, of a single process; those of several ranks override them."""
 
     rank = 0
     num_ranks = 1
-    gpu_obstacle: str | None = None
-    """Reason why these ranks cannot train on GPUs, with the way out; None if they can."""
+    gpu_obstacle: WrongInput | None = None
+    """Reason why these ranks cannot train on GPUs; None if they can."""
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of `values` over all ranks, the same on each."""

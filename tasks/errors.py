@@ -36,10 +36,10 @@ class UserError(Exception):
         self.way_out = loggable(way_out)
 
     @classmethod
-    def complete(cls, message: object, *, setting: str, way_out: str) -> Self:
+    def complete(cls, message: object, *, setting: str = "", way_out: str) -> Self:
         """Return an error whose message ends with its way out already."""
         error = cls(message, setting=setting)
-        error.way_out = way_out
+        error.way_out = loggable(way_out)
         return error
 
 

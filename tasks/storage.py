@@ -92,7 +92,7 @@ def _default_artifacts(home: str) -> str:
         return check_url(artifacts_url() or artifacts_folder(home))
     except ShownCredential as error:
         text = f"LAKEVISION_ARTIFACTS is not accepted: {error}"
-        raise WrongInput.complete(text, setting="", way_out=error.way_out) from None
+        raise WrongInput.complete(text, way_out=error.way_out) from None
 
 
 def resolve_storage(config: StorageConfig) -> Storage:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tasks.config.distributed import Backend
+from tasks.errors import WrongInput
 from tasks.system.cores import gpus_for
 from tasks.system.slots import Gpus, share_of_gpus, take_gpus, take_slot
 from tasks.train.spec import TrainingSpec
 
 
-def gpu_obstacle(backend: Backend, has_nccl: bool, num_ranks: int, num_gpus: int) -> str | None:
-    """Return the reason why ranks on this machine cannot exchange gradients on GPUs, or None.
+def gpu_obstacle(backend: Backend, has_nccl: bool, num_ranks: int, num_gpus: int) -> WrongInput | None:
+    """Return the reason why ranks on this machine cannot exchange gradients on GPUs, with the way out, or None.
 
     Args:
         backend: Library that exchanges the gradients.
@@ -19,18 +20,20 @@ def gpu_obstacle(backend: Backend, has_nccl: bool, num_ranks: int, num_gpus: int
         num_gpus: GPUs that torch sees; NCCL does not support two ranks on one GPU.
     """
     if not has_nccl and backend == "horovod":
-        return (
-            "Horovod was built without NCCL: run 'HOROVOD_GPU_OPERATIONS=NCCL make setup', or set distributed.backend "
-            "to torch"
+        return WrongInput(
+            "Horovod was built without NCCL",
+            way_out="run 'HOROVOD_GPU_OPERATIONS=NCCL make setup', or set distributed.backend to torch",
         )
     if not has_nccl:
-        return "torch was built without NCCL: install its build for CUDA"
+        return WrongInput("torch was built without NCCL", way_out="install its build for CUDA")
     if num_ranks > num_gpus:
-        return f"{num_ranks} ranks share this machine and there are {num_gpus} GPUs: give at most as many ranks"
+        return WrongInput(
+            f"{num_ranks} ranks share this machine and there are {num_gpus} GPUs", way_out="give at most as many ranks"
+        )
     return None
 
 
-def expected_gpu_obstacle(backend: Backend, num_ranks: int) -> str | None:
+def expected_gpu_obstacle(backend: Backend, num_ranks: int) -> WrongInput | None:
     """Return the obstacle of ranks that would be started on this machine now, or None without a GPU."""
     import torch
 

@@ -56,33 +56,24 @@ SETTING = "distributed.hosts"
 LAST_LINES = 20
 """Lines of ssh's errors that are kept."""
 
-REASONS: tuple[tuple[str, str, type[WrongInput | HostLost]], ...] = (
-    (
-        "Could not resolve hostname",
-        "its name is unknown: correct distributed.hosts, or ssh's configuration",
-        WrongInput,
-    ),
+REASONS = (
+    ("Could not resolve hostname", "its name is unknown", "correct distributed.hosts, or ssh's configuration"),
     (
         "Permission denied",
-        "it accepts none of the keys: put a public key of this user into ~/.ssh/authorized_keys there, or name the key "
-        "in ssh's configuration",
-        WrongInput,
+        "it accepts none of the keys",
+        "put a public key of this user into ~/.ssh/authorized_keys there, or name the key in ssh's configuration",
     ),
-    (
-        "Host key verification failed",
-        "its own key is unknown here or has changed: connect once by hand to check it",
-        WrongInput,
-    ),
-    ("Too many authentication failures", "too many keys were offered: name one in ssh's configuration", WrongInput),
-    ("Bad configuration option", "ssh's configuration is not valid: correct it", WrongInput),
-    ("Can't open user config file", "distributed.ssh_config cannot be read: correct its path", WrongInput),
+    ("Host key verification failed", "its own key is unknown here or has changed", "connect once by hand to check it"),
+    ("Too many authentication failures", "too many keys were offered", "name one in ssh's configuration"),
+    ("Bad configuration option", "ssh's configuration is not valid", "correct it"),
+    ("Can't open user config file", "distributed.ssh_config cannot be read", "correct its path"),
     (
         "No module named",
-        "its Python does not find this package: install it there, or correct distributed.host_folder and host_python",
-        WrongInput,
+        "its Python does not find this package",
+        "install it there, or correct distributed.host_folder and host_python",
     ),
 )
-"""Texts in the errors of ssh and of the agent, what they mean for a user, and the error."""
+"""Texts in the errors of ssh and of the agent, what they mean for a user, and the way out."""
 
 
 class SshProcess:
@@ -144,7 +135,7 @@ class SshProcess:
             return lines[-1]
         return "ssh was disconnected" if status == SSH_FAILED else f"ssh ended with status {status}"
 
-    def refusal(self, python: str) -> Exception | None:
+    def refusal(self, python: str) -> WrongInput | HostLost | None:
         """Return the error for a connection that ended before the agent's greeting; None if ssh still runs."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
@@ -152,10 +143,10 @@ class SshProcess:
             return None
         reason = self.reason()
         text = " ".join(self._errors)
-        for part, meaning, kind in REASONS:
+        for part, meaning, way_out in REASONS:
             if part in text:
-                sentence = f"distributed.hosts has '{self._host}', and {meaning} ({reason})"
-                return kind.complete(sentence, setting=SETTING, way_out=meaning.rpartition(": ")[2])
+                sentence = f"distributed.hosts has '{self._host}', and {meaning}: {way_out} ({reason})"
+                return WrongInput.complete(sentence, setting=SETTING, way_out=way_out)
         if self._process.returncode in {126, 127}:
             return WrongInput(
                 f"distributed.hosts has '{self._host}', which cannot run '{python}' ({reason})",
@@ -198,10 +189,9 @@ class SshProcess:
         self._process.stdout.close()
 
 
-def _as_lost(refusal: Exception, host: str) -> HostLost:
+def _as_lost(refusal: WrongInput | HostLost, host: str) -> HostLost:
     """Return a refusal as the loss of a host that had ranks before, and may come back."""
-    fields = {name: getattr(refusal, name, "") for name in ("setting", "way_out")}
-    lost = HostLost.complete(refusal, **fields)
+    lost = HostLost.complete(refusal, setting=refusal.setting, way_out=refusal.way_out)
     lost.host = host
     return lost
 

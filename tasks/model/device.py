@@ -19,7 +19,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 """Description of each core on Linux, with a `model name` on x86 (proc_cpuinfo(5))."""
 
 
-def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None) -> torch.device:
+def choose_device(wanted: str, local_rank: int, gpu_obstacle: WrongInput | None = None) -> torch.device:
     """Return the device to train on.
 
     Args:
@@ -40,8 +40,12 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: str | None = None)
         return torch.device("cpu")
     if gpu_obstacle is not None:
         if wanted == "cuda":
-            text = f"train.device is 'cuda', but {gpu_obstacle}; or set it to auto or cpu"
-            raise WrongInput.complete(text, setting="train.device", way_out=text.rpartition(": ")[2])
+            or_else = "; or set it to auto or cpu"
+            raise WrongInput.complete(
+                f"train.device is 'cuda', but {gpu_obstacle}{or_else}",
+                setting="train.device",
+                way_out=f"{gpu_obstacle.way_out}{or_else}",
+            )
         logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())

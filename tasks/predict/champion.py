@@ -1,6 +1,8 @@
 """Lookup of the registered version that predicts a table, by default the champion, and the check of its data."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -159,7 +161,18 @@ def known_classes(model: ModelRef | RunRef, storage: Storage) -> tuple[str, ...]
             fetch_logged(storage, model, limits, folder)
         else:
             fetch_registered(storage, model, limits, folder)
-        try:
+        with translate_invalid():
             return read_classes(folder)
-        except InvalidPackage as error:
-            raise WrongInput.complete(error, setting="", way_out=error.way_out) from None
+
+
+@contextmanager
+def translate_invalid() -> Iterator[None]:
+    """Raise the error of an invalid model package as an error for users.
+
+    Raises:
+        WrongInput: The package is damaged, or was not written by this project.
+    """
+    try:
+        yield
+    except InvalidPackage as error:
+        raise WrongInput.complete(error, way_out=error.way_out) from None

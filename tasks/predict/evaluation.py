@@ -12,7 +12,8 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
 from tasks.model_package.classifier import ImageClassifier
-from tasks.model_package.description import FILE_LIMITS, InvalidPackage
+from tasks.model_package.description import FILE_LIMITS
+from tasks.predict.champion import translate_invalid
 from tasks.refs import TEST, CacheRef, ModelRef
 from tasks.storage import Storage
 from tasks.text.forms import as_known
@@ -32,10 +33,8 @@ def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
     """
     with TemporaryDirectory() as scratch:
         folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch))
-        try:
+        with translate_invalid():
             return ImageClassifier.load(folder)
-        except InvalidPackage as error:
-            raise WrongInput.complete(error, setting="", way_out=error.way_out) from None
 
 
 def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:

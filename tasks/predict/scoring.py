@@ -19,8 +19,8 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput, join_names
-from tasks.model_package.description import FILE_LIMITS, InvalidPackage, check_unsure, read_classes
-from tasks.predict.champion import NUM_NAMED
+from tasks.model_package.description import FILE_LIMITS, check_unsure, read_classes
+from tasks.predict.champion import NUM_NAMED, translate_invalid
 from tasks.refs import ModelRef, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS
 from tasks.spark.cluster import is_in_driver, num_task_slots, threads_per_task
@@ -150,11 +150,9 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
     # Independent of the registry: a name with slashes would lead out of the workers' folder.
     name = f"model-{uuid4().hex}"
     with TemporaryDirectory(prefix="lakevision-model-") as scratch:
-        folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / name)
-        try:
+        with translate_invalid():
+            folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / name)
             classes = read_classes(folder)
-        except InvalidPackage as error:
-            raise WrongInput.complete(error, setting="", way_out=error.way_out) from None
         check_settings(predict, classes)
         master = str(spark.sparkContext.master)
         if is_in_driver(master):

@@ -182,10 +182,10 @@ class SubmittedRun:
             raise kind(f"the submitted {self._what} '{run.name}' was cancelled", way_out="run again to train")
         if state.is_crashed():
             advice = "run again, training resumes from its checkpoint"
-            raise self._naming_run(SubmittedRunLost.complete(f"{ended}; {advice}", setting="", way_out=advice))
+            raise self._naming_run(SubmittedRunLost.complete(f"{ended}; {advice}", way_out=advice))
         if not state.is_completed():
             advice = "see its log"
-            raise self._naming_run(SubmittedRunFailed.complete(f"{ended}; {advice}", setting="", way_out=advice))
+            raise self._naming_run(SubmittedRunFailed.complete(f"{ended}; {advice}", way_out=advice))
 
     def _naming_run(self, error: UserError) -> UserError:
         """Return the error with a note that links to the submitted run, for the artifact of the parent run."""

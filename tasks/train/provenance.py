@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tasks.config.train import TrainConfig
+from tasks.errors import WrongInput
 from tasks.model.device import choose_device, processor_name
 from tasks.model.precision import choose_precision, precision_name
 from tasks.system.cores import num_cores
@@ -63,7 +64,7 @@ def current_provenance(
 
 
 def expected_provenance(
-    train: TrainConfig, image_size: int, num_ranks: int, gpu_obstacle: str | None = None
+    train: TrainConfig, image_size: int, num_ranks: int, gpu_obstacle: WrongInput | None = None
 ) -> dict[str, str]:
     """Return the provenance of ranks if they were started on this machine now.
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tasks.errors import WrongInput
+
 
 class ThreadRanks:
     """Shared state of the ranks: a list with a value per rank, and a barrier."""
@@ -43,7 +45,7 @@ class ThreadReducer:
         self._ranks = ranks
         self.rank = rank
         self.num_ranks = ranks.num_ranks
-        self.gpu_obstacle: str | None = None
+        self.gpu_obstacle: WrongInput | None = None
 
     def _exchange(self, value: Any) -> list[Any]:
         self._ranks.values[self.rank] = value

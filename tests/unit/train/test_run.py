@@ -76,9 +76,9 @@ def test_ranks_that_cannot_use_gpus_train_on_the_cpu(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     assert choose_device("auto", 1) == torch.device("cuda", 1)
-    assert choose_device("auto", 1, "no NCCL") == torch.device("cpu")
+    assert choose_device("auto", 1, WrongInput("no NCCL")) == torch.device("cpu")
     with pytest.raises(WrongInput, match="train.device is 'cuda', but no NCCL; or set it to auto or cpu"):
-        choose_device("cuda", 1, "no NCCL")
+        choose_device("cuda", 1, WrongInput("no NCCL"))
 
 
 def test_device_cpu_is_the_cpu() -> None:
