@@ -4,7 +4,8 @@
     .venv/bin/python -m tests.walks --steps        # and each function
 
 One image is predicted: `predict_batch` on the driver, for a table with one new image, then the function of a worker
-for its bytes. The walk is counted in the packages of inference, and in all files.
+for its bytes. The walk is counted in the packages of inference, and in all files. The learning rate is set:
+`train_model`, up to the first step (tests/builders/rate_walk.py).
 """
 
 import sys
@@ -27,6 +28,7 @@ from tasks.registry import aliases
 from tasks.registry.promote import promote_best
 from tasks.spark.session import keep_spark
 from tasks.storage import Storage, resolve_storage
+from tests.builders.rate_walk import walk_of_rate
 from tests.builders.trials import predict_here
 from tests.builders.untrained_model import log_run
 from tests.builders.walk import Walk, walk
@@ -73,11 +75,13 @@ def _storage() -> Iterator[tuple[Storage, Path]]:
 def main(arguments: Sequence[str]) -> None:
     """Print the walks."""
     with _storage() as (storage, folder):
-        found = walk_of_prediction(storage, folder)
+        found, of_rate = walk_of_prediction(storage, folder), walk_of_rate(storage)
     if "--steps" in arguments:
-        print(*(" ".join(step) for step in found.within(*INFERENCE).steps), sep="\n")
+        for each in (found.within(*INFERENCE), of_rate):
+            print(*(" ".join(step) for step in each.steps), "", sep="\n")
     print(f"one image is predicted, in {' and '.join(INFERENCE)}: {found.within(*INFERENCE)}")
     print(f"one image is predicted, in all files: {found}")
+    print(f"the learning rate is set: {of_rate}")
 
 
 if __name__ == "__main__":

@@ -4,20 +4,18 @@ A reader who follows the rate enters the functions that are active when it is se
 reader enters those whose code has a name of the rate (RATE): an argument, a local or an attribute.
 """
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
 
-from tests.builders.processes import ROOT
-from tests.builders.walk import NO_FUNCTIONS, OURS, Walk
+from tasks.config.cache import CacheConfig
+from tasks.storage import Storage
+from tasks.train.run import train_model
+from tasks.train.spec import TrainingSpec
+from tests.builders.caches import noise, write_cache
+from tests.builders.training_runs import SMALL
+from tests.builders.walk import StopWalk, Walk, walk
 
 RATE = ("learning_rate", "schedule", "peak_rate")
 """Parts of the names of the number, of the factory and of the callable."""
-
-
-class _Set(Exception):
-    """The rate is set: the walk is at its end."""
 
 
 def _has_rate(code: CodeType) -> bool:
@@ -25,31 +23,28 @@ def _has_rate(code: CodeType) -> bool:
     return any(part in name for name in names for part in RATE)
 
 
-def walk_of_rate(train: Callable[[], object]) -> Walk:
-    """Call a function that trains, until it sets the learning rate, and return the walk of the rate to there."""
-    called: dict[CodeType, None] = {}
+def walk_of_rate(storage: Storage) -> Walk:
+    """Train on a small cache in a home until the learning rate is set, and return the walk of the rate to there."""
+    cache = write_cache(
+        f"{storage.cache}/0123456789abcdef",
+        {"train": 16, "val": 4, "test": 4},
+        lambda _split, row: (noise(row, 32), row % 2),
+        ("even", "odd"),
+        CacheConfig(image_size=32),
+        rows_per_group=4,
+        groups_per_file=9,
+    )
+    spec = TrainingSpec(train=SMALL, cache=cache, storage=storage)
     active: set[CodeType] = set()
 
-    def note(frame: FrameType, event: str, _argument: object) -> None:
-        code = frame.f_code
-        if event != "call" or code.co_name in NO_FUNCTIONS or not code.co_filename.startswith(OURS):
-            return
-        called.setdefault(code)
-        if code.co_name == "set_learning_rate":
+    def see(frame: FrameType) -> None:
+        if frame.f_code.co_name == "set_learning_rate":
             caller: FrameType | None = frame
             while caller is not None:
                 active.add(caller.f_code)
                 caller = caller.f_back
-            raise _Set
+            raise StopWalk
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        train()
-    except _Set:
-        pass
-    finally:
-        sys.setprofile(before)
+    found = walk(lambda: train_model(spec), see, lambda code: code in active or _has_rate(code))
     assert active, "the learning rate was set"
-    steps = (code for code in called if code in active or _has_rate(code))
-    return Walk(tuple((str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname) for code in steps))
+    return found

@@ -7,6 +7,7 @@ functions, that is a return to it. Repeated calls, resumed generators, comprehen
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,10 @@ OURS = tuple(str(ROOT / folder) + "/" for folder in ("flows", "tasks"))
 
 NO_FUNCTIONS = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 """Names of code that is a part of the text around it."""
+
+
+class StopWalk(Exception):
+    """The walk is at its end."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +52,32 @@ class Walk:
         return f"{self.num_files} files entered, {self.num_returns} returns to one of them"
 
 
-def walk(function: Callable[[], object]) -> Walk:
-    """Call a function, and return the walk through this project's code, in the thread of the caller."""
+def walk(
+    function: Callable[[], object],
+    see: Callable[[FrameType], None] = lambda _frame: None,
+    is_step: Callable[[CodeType], bool] = lambda _code: True,
+) -> Walk:
+    """Call a function, and return the walk through this project's code, in the thread of the caller.
+
+    Args:
+        function: The function.
+        see: Called with the frame of each call; the walk ends where it raises StopWalk.
+        is_step: Returns whether a function is a step of the walk.
+    """
     called: dict[CodeType, None] = {}
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
         if event == "call" and code.co_name not in NO_FUNCTIONS and code.co_filename.startswith(OURS):
             called.setdefault(code)
+            see(frame)
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        function()
+        with suppress(StopWalk):
+            function()
     finally:
         sys.setprofile(before)
-    return Walk(tuple((str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname) for code in called))
+    steps = filter(is_step, called)
+    return Walk(tuple((str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname) for code in steps))

@@ -4,8 +4,6 @@ import errno
 import hashlib
 import io
 import os
-import subprocess
-import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +26,7 @@ from tasks.schema import READ_ARROW
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 from tasks.tables.parts import PartTarget, make_rewriter, make_row_writer
 from tests.builders.image_bytes import scan_bomb
+from tests.builders.loaded_modules import loaded_modules
 
 
 def save(file: Path, size: tuple[int, int], **options: Any) -> bytes:
@@ -368,9 +367,6 @@ from tasks.environment import module_to_preload  # as tasks/spark/python_daemon.
 
 module_to_preload()
 CloudPickleSerializer().loads(Path(sys.argv[1]).read_bytes())
-found = sorted(name for name in sys.modules if name.partition(".")[0] in {"tasks", "flows"})
-print(*(name for name in found if not hasattr(sys.modules[name], "__path__")))
-print(*sorted({"mlflow", "prefect", "torch", "deltalake", "duckdb"} & sys.modules.keys()))
 """
 
 
@@ -382,7 +378,8 @@ def test_python_workers_import_few_modules_of_this_project(tmp_path: Path) -> No
     functions = [*(make_row_writer(reader, target, READ_ARROW) for reader in readers), make_rewriter(target)]
     pickled = tmp_path / "functions.pickle"
     pickled.write_bytes(CloudPickleSerializer().dumps(functions))
-    command = [sys.executable, "-c", UNPICKLE, str(pickled)]
-    own, others = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(own.split()) <= 20, own
-    assert others == ""
+
+    loaded = loaded_modules(UNPICKLE, tmp_path, str(pickled))
+
+    assert len(loaded.own) <= 20, loaded.own
+    assert not {"mlflow", "prefect", "torch", "deltalake", "duckdb"} & loaded.others
