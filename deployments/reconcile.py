@@ -15,8 +15,8 @@ from prefect.states import Cancelled, Crashed
 
 from tasks.config.storage import StorageConfig
 from tasks.errors import join_names, loggable
-from tasks.orchestration.task import HOST_LABEL
-from tasks.pool.task import HOLDING
+from tasks.orchestration.pools import HOLDING
+from tasks.orchestration.stage import HOST_LABEL
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking import runs
 from tasks.tracking.runs import EndStatus

@@ -5,7 +5,7 @@ from flows.decorator import dag_flow
 from tasks.cache.task import materialize
 from tasks.config.cache import CacheRun
 from tasks.etl.task import choose_images
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 

@@ -16,11 +16,16 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
-from tasks.cancellation.task import causing_signal, finish_cancellation, is_being_cancelled, watched_cancellation
 from tasks.config.storage import StorageConfig
 from tasks.errors import UserError, WrongInput, invalid_settings
+from tasks.orchestration.cancellation import (
+    causing_signal,
+    finish_cancellation,
+    is_being_cancelled,
+    watched_cancellation,
+)
 from tasks.orchestration.failure import shorten_logs, without_secrets
-from tasks.orchestration.task import explain_failure, failed_state, note_host
+from tasks.orchestration.stage import explain_failure, failed_state, note_host
 from tasks.storage import resolve_storage
 from tasks.system.home import PRIVATE_FOLDER, make_home, make_private_file
 

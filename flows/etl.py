@@ -4,7 +4,7 @@ from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.etl import EtlRun
 from tasks.etl.task import ingest
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import EtlReport
 from tasks.storage import resolve_storage
 

@@ -3,12 +3,12 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
+from tasks.checks.task import check_batches_fit, check_inputs
 from tasks.config.pipeline import PipelineConfig
 from tasks.etl.task import ingest
 from tasks.launch.task import submit_train_distributed, train_single
-from tasks.orchestration.task import StageLog, run_stage
+from tasks.orchestration.stage import StageLog, run_stage
 from tasks.predict.task import predict_images
-from tasks.preflight.task import check_batches_fit, check_inputs
 from tasks.registry.task import check_promotable, promote_run
 from tasks.spark.session import keep_spark, release_memory_for_training
 from tasks.storage import resolve_storage

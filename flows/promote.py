@@ -3,7 +3,7 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.prediction import PromoteRun
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import ModelRef, RunRef
 from tasks.registry.task import ask, asked_before, check_can_ask, compare_run, promote_run
 from tasks.storage import resolve_storage

@@ -3,11 +3,11 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
+from tasks.checks.task import check_batches_fit, check_trainable
 from tasks.config.train import TrainRun
 from tasks.etl.task import choose_images
 from tasks.launch.task import train_single
-from tasks.orchestration.task import run_stage
-from tasks.preflight.task import check_batches_fit, check_trainable
+from tasks.orchestration.stage import run_stage
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
 

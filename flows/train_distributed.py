@@ -4,7 +4,7 @@ from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.distributed import TrainDistributedRun
 from tasks.launch.task import train_ranks
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import resolve_storage
 
@@ -16,8 +16,8 @@ def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache
     if cache_ref is None:  # else the flow that submits this one has checked its input
         # Imported here: they load Spark, which training on a given cache does not need.
         from tasks.cache.task import materialize
+        from tasks.checks.task import check_batches_fit, check_trainable
         from tasks.etl.task import choose_images
-        from tasks.preflight.task import check_batches_fit, check_trainable
 
         run_stage(check_trainable, config.train, config.cache, storage)
         images = run_stage(choose_images, config.table_version, storage, config.spark)

@@ -3,7 +3,7 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.tune import TrialRun
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef, TrialReport
 from tasks.storage import resolve_storage
 from tasks.tune.task import train_trial_here
@@ -16,8 +16,8 @@ def train_trial(config: TrialRun = TrialRun(), cache_ref: CacheRef | None = None
     if cache_ref is None:
         # Imported here: they load Spark, which training on a given cache does not need.
         from tasks.cache.task import materialize
+        from tasks.checks.task import check_batches_fit, check_trainable
         from tasks.etl.task import choose_images
-        from tasks.preflight.task import check_batches_fit, check_trainable
 
         run_stage(check_trainable, config.train, config.cache, storage)
         images = run_stage(choose_images, config.table_version, storage, config.spark)

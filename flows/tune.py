@@ -6,7 +6,7 @@ from tasks.cache.task import materialize
 from tasks.config.tune import TuneRun
 from tasks.etl.task import choose_images
 from tasks.launch.task import train_single
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
 from tasks.tune.task import check_drawn_batches_fit, check_searchable, search_best, submit_best

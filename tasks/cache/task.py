@@ -9,7 +9,7 @@ from tasks.cache.manifest import find_cache
 from tasks.cache.materialize import materialize_cache
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
-from tasks.orchestration.task import skipped, stage
+from tasks.orchestration.stage import skipped, stage
 from tasks.refs import CacheRef, TableRef
 from tasks.storage import Storage
 

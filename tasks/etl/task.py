@@ -6,7 +6,7 @@ from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_source, prepare_ingest
 from tasks.etl.validate import DataChecks, validate_tables
-from tasks.orchestration.task import flow_run_tags, skipped, stage
+from tasks.orchestration.stage import flow_run_tags, skipped, stage
 from tasks.refs import SPLITS, EtlReport, TableRef
 from tasks.spark.session import keep_spark, try_without_spark
 from tasks.storage import Storage

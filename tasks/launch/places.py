@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tasks.collectives.key_value_store import StoreAddress, key_value_store
 from tasks.environment import portable_environment, rank_environment
 from tasks.errors import WrongInput, join_names
 from tasks.launch import rank_process
 from tasks.launch.code_version import code_versions
-from tasks.launch.key_value_store import key_value_store
 from tasks.launch.rank_process import OnActivity, RankProcess
 from tasks.launch.remote import Agent
-from tasks.launch.rendezvous import StoreAddress, place_ranks
+from tasks.launch.rendezvous import place_ranks
 from tasks.launch.shared_folders import check_shared
 from tasks.launch.ssh import ssh_agents
 from tasks.system.cores import num_cores

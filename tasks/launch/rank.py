@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.environment import rendezvous
 from tasks.errors import UserError, WrongInput, error_record
@@ -50,11 +50,11 @@ def make_reducer(num_ranks: int, distributed: DistributedConfig | None) -> Reduc
     if distributed is None or num_ranks == 1:
         return Reducer()
     if distributed.backend == "torch":
-        from tasks.launch.torch_reducer import TorchReducer
+        from tasks.collectives.torch_reducer import TorchReducer
 
         timeout = collective_timeout(distributed.stall_timeout_seconds)
         return TorchReducer(rendezvous(), timeout, distributed.gradient_compression)
-    from tasks.launch.horovod_reducer import HorovodReducer
+    from tasks.collectives.horovod_reducer import HorovodReducer
 
     return HorovodReducer(distributed.gradient_compression)
 

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tasks.collectives.key_value_store import StoreAddress
 from tasks.errors import HostLost, WrongInput
 from tasks.launch import rank_process
 from tasks.launch.protocol import BEAT_SECONDS, SILENT_SECONDS, STRAY, Channel, Message
 from tasks.launch.rank_process import OnActivity, RankProcess, RemoteProcess
-from tasks.launch.rendezvous import StoreAddress
 from tasks.progress.activity import Activity
 
 logger = logging.getLogger("lakevision.ranks")

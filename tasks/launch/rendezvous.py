@@ -2,22 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from tasks.collectives.key_value_store import StoreAddress
 from tasks.config.distributed import Backend
 from tasks.environment import Rendezvous, local_rank_environment
 from tasks.launch.watchdog import START_SECONDS, WORK_SECONDS
 
 GLOO_MARGIN_SECONDS = 60
 """Seconds from the watchdog's limit to Gloo's."""
-
-
-class StoreAddress(NamedTuple):
-    """The address by which ranks reach a store, and the secret that their requests need."""
-
-    host: str
-    port: int
-    secret: str
 
 
 class Place(Protocol):

@@ -15,10 +15,10 @@ from multiprocessing import AuthenticationError
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from tasks.collectives.key_value_store import key_value_store
 from tasks.environment import portable_environment
 from tasks.errors import HostLost, WrongInput
 from tasks.launch import rank_process
-from tasks.launch.key_value_store import key_value_store
 from tasks.launch.protocol import Channel
 from tasks.launch.rank_process import OnActivity
 from tasks.launch.remote import Agent

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from tasks.collectives.key_value_store import StoreAddress
 from tasks.config.distributed import DistributedConfig, parse_hosts
 from tasks.errors import HostLost, WrongInput
 from tasks.launch import rank_process
@@ -19,7 +20,6 @@ from tasks.launch.code_version import code_folder
 from tasks.launch.protocol import SILENT_SECONDS, Channel
 from tasks.launch.rank_process import OnActivity
 from tasks.launch.remote import Agent
-from tasks.launch.rendezvous import StoreAddress
 from tasks.text.markup import printable
 from tasks.train.spec import TrainingSpec
 

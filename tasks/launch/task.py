@@ -16,14 +16,14 @@ from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun
 from tasks.errors import WrongInput
 from tasks.launch.launcher import launch_ranks
-from tasks.orchestration.task import flow_run_tags, skipped, stage
-from tasks.pool.settings import PoolSettings
-from tasks.pool.task import where_to_run
+from tasks.orchestration.pool_settings import PoolSettings
+from tasks.orchestration.pools import where_to_run
+from tasks.orchestration.stage import flow_run_tags, skipped, stage
+from tasks.orchestration.submission import submit
 from tasks.progress.count import EpochProgress
 from tasks.refs import CacheRef, RunRef
 from tasks.report.task import publish_run
 from tasks.storage import Storage
-from tasks.submission.task import submit
 from tasks.train.spec import TrainingSpec, run_keys
 
 

@@ -5,7 +5,7 @@ from prefect.artifacts import create_table_artifact
 from tasks.config.maintenance import MaintainConfig
 from tasks.config.storage import SparkConfig
 from tasks.maintenance.maintain import maintain_tables
-from tasks.orchestration.task import stage
+from tasks.orchestration.stage import stage
 from tasks.refs import MaintenanceReport
 from tasks.storage import Storage
 from tasks.text.markup import in_cells

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 
 NUM_BINS = 15
 """Number of equal-width bins (Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599)."""

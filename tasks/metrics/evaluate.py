@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from tasks.cache.loader import Batch, CacheLoader
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics.calibration import Calibration, CalibrationSums
 from tasks.metrics.mistakes import Mistake, WorstMistakes
 from tasks.progress.activity import stepping

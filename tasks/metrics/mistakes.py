@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.text.markup import printable
 
 NUM_MISTAKES = 24

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 
 
 class SyncBatchNorm(TorchFunctionMode):

@@ -6,7 +6,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import join_names
-from tasks.orchestration.task import skipped, stage
+from tasks.orchestration.stage import skipped, stage
 from tasks.predict.batch import predict_batch
 from tasks.predict.champion import NUM_NAMED
 from tasks.refs import ModelRef, PredictReport, TableRef

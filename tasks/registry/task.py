@@ -22,7 +22,7 @@ from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.environment import mlflow_page
 from tasks.errors import WrongInput
-from tasks.orchestration.task import skipped, stage
+from tasks.orchestration.stage import skipped, stage
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.registry.comparison import accuracy_text, comparison_markdown
 from tasks.registry.decision import Approval, Promotion

@@ -11,8 +11,8 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.orchestration.task import skipped, stage
-from tasks.progress.task import LatestWriter
+from tasks.orchestration.progress import LatestWriter
+from tasks.orchestration.stage import skipped, stage
 from tasks.refs import StreamReport
 from tasks.storage import Storage
 from tasks.stream.predict import predict_stream

@@ -6,7 +6,7 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.environment import mlflow_page
-from tasks.orchestration.task import stage
+from tasks.orchestration.stage import stage
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.registry.decision import promotion_section
 from tasks.report import MODEL_CARD_FILE

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tasks.cache.order import VirtualRanks
-from tasks.collectives import Reducer, broadcast_tensors
+from tasks.collectives.reducer import Reducer, broadcast_tensors
 
 Buffers = dict[str, torch.Tensor]
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.errors import WrongInput, loggable
 from tasks.metrics.evaluate import EpochMetrics
 from tasks.train.buffers import VirtualBuffers

@@ -7,7 +7,7 @@ from typing import IO
 import torch
 from pydantic import TypeAdapter
 
-from tasks.collectives import Reducer, broadcast_value, wait_for_all
+from tasks.collectives.reducer import Reducer, broadcast_value, wait_for_all
 from tasks.environment import local_rank_and_size
 from tasks.system.disk import translate_disk_full
 from tasks.train.checkpoint import Checkpoints

@@ -25,7 +25,7 @@ from tasks.cache.manifest import (
 from tasks.cache.order import VirtualRanks
 from tasks.cache.sweep import discard, remove_unnamed
 from tasks.cache.write import FEATURE_GROUP_BYTES, RowFileWriter, cache_schema, check_disk, rows_in_group
-from tasks.collectives import Reducer, broadcast_value, run_on_rank_zero, wait_for_all
+from tasks.collectives.reducer import Reducer, broadcast_value, run_on_rank_zero, wait_for_all
 from tasks.config.frozen import hashed_settings
 from tasks.model.network import Classifier
 from tasks.model.precision import precision_name

@@ -17,7 +17,7 @@ from torch import nn
 
 from tasks.cache.loader import Batch, CacheLoader
 from tasks.cache.order import VirtualRanks
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.errors import Diverged
 from tasks.metrics.evaluate import EpochMetrics, evaluate
 from tasks.model.network import copy_of_state

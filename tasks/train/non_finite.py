@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from tasks.collectives import Reducer, broadcast_value
+from tasks.collectives.reducer import Reducer, broadcast_value
 from tasks.errors import Diverged
 
 CHECK_EVERY_STEPS = 20

@@ -12,7 +12,7 @@ from torch import nn
 from tasks.cache.loader import CacheLoader, count_labels
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.order import VirtualRanks
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.train import TrainConfig
 from tasks.environment import local_rank_and_size
 from tasks.errors import join_names

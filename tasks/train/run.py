@@ -9,7 +9,7 @@ import filelock
 import torch
 from pydantic import TypeAdapter
 
-from tasks.collectives import Reducer, run_on_rank_zero
+from tasks.collectives.reducer import Reducer, run_on_rank_zero
 from tasks.config.train import TrainConfig
 from tasks.errors import OutOfMemory, TimeLimitExceeded
 from tasks.progress.activity import waiting_for_process

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.model.network import at_least_two
 from tasks.model.sync_batch_norm import SyncBatchNorm
 from tasks.train.progress import RunningEpoch

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tasks.collectives import FLAG, Reducer, broadcast_value
+from tasks.collectives.reducer import FLAG, Reducer, broadcast_value
 from tasks.errors import loggable
 from tasks.progress.activity import working
 from tasks.progress.start_clock import process_start

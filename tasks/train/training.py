@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 
 from tasks.cache.manifest import open_cache
-from tasks.collectives import Reducer, broadcast_value, run_on_rank_zero, wait_for_rank_zero
+from tasks.collectives.reducer import Reducer, broadcast_value, run_on_rank_zero, wait_for_rank_zero
 from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
 from tasks.metrics.evaluate import EpochMetrics

@@ -10,6 +10,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tasks.cache.manifest import CacheManifest
+from tasks.checks.preflight import train_rows
 from tasks.config.train import TrainConfig
 from tasks.config.tune import (
     DEFAULT_BATCH_SIZES,
@@ -23,7 +24,6 @@ from tasks.config.tune import (
     with_values,
 )
 from tasks.errors import WrongInput
-from tasks.preflight.check import train_rows
 from tasks.refs import TRAIN, CacheRef, TableRef
 from tasks.train.batches import check_batches, check_data
 from tasks.train.spec import run_keys
@@ -143,9 +143,9 @@ def check_search(config: TuneRun, *, here: bool = True) -> None:
         WrongInput: Names the setting, its value, and the way out.
     """
     drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MAX_CORNERS)]
+    from tasks.checks.trainable import check_training
     from tasks.model.device import choose_device  # Here: they load torch.
     from tasks.model.precision import choose_precision
-    from tasks.preflight.trainable import check_training
 
     for device, precision in {(one.device, one.precision) for one in drawn if here}:
         choose_precision(precision, choose_device(device, 0))

@@ -12,12 +12,12 @@ from tasks.config.tune import TrialRun, TuneConfig, TuneRun
 from tasks.environment import mlflow_page
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.task import train_on_pool
-from tasks.orchestration.task import flow_run_tags, skipped, stage
-from tasks.pool.settings import runs_per_worker
-from tasks.pool.task import check_pool, read_pool, where_to_run
+from tasks.orchestration.pool_settings import runs_per_worker
+from tasks.orchestration.pools import check_pool, read_pool, where_to_run
+from tasks.orchestration.stage import flow_run_tags, skipped, stage
+from tasks.orchestration.submission import SubmittedRun, submit
 from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
-from tasks.submission.task import SubmittedRun, submit
 from tasks.system.cores import gpus_for
 from tasks.system.slots import take_slot
 from tasks.text.markup import in_cells

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig

@@ -69,7 +69,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
         compression: Number format in which gradients are sent.
     """
     from tasks.cache.loader import Batch
-    from tasks.collectives import Reducer
+    from tasks.collectives.reducer import Reducer
     from tasks.config.distributed import DistributedConfig
     from tasks.config.train import TrainConfig
     from tasks.launch.protocol import Reporter

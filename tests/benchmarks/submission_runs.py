@@ -28,7 +28,7 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.task import submit_train_distributed
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tests.benchmarks.submission import BATCH, MODEL, NUM_CLASSES, SIDE

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tasks.collectives.key_value_store import StoreAddress, key_value_store
 from tasks.config.distributed import Backend
-from tasks.launch.key_value_store import key_value_store
-from tasks.launch.rendezvous import StoreAddress, place_ranks, rank_variables
+from tasks.launch.rendezvous import place_ranks, rank_variables
 
 
 @dataclass

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig

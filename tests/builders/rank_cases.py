@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from tasks.cache.loader import Batch
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.environment import rendezvous
 from tasks.errors import Diverged
@@ -303,8 +303,8 @@ def start_ranks(
 
 def make_reducers() -> dict[str, Any]:
     """Return a reducer of each backend: several ranks as a training run with compressed gradients makes them."""
-    from tasks.launch.horovod_reducer import HorovodReducer
-    from tasks.launch.torch_reducer import TorchReducer
+    from tasks.collectives.horovod_reducer import HorovodReducer
+    from tasks.collectives.torch_reducer import TorchReducer
 
     num_ranks = int(os.environ["WORLD_SIZE"])
     if num_ranks == 1:  # For which a training run makes none.

@@ -32,8 +32,8 @@ import sys
 from prefect import flow
 from prefect.runtime import flow_run
 from tasks.config.distributed import DistributedConfig
-from tasks.orchestration.task import stage
-from tasks.submission.task import submit
+from tasks.orchestration.stage import stage
+from tasks.orchestration.submission import submit
 
 folder, seconds, settings = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 settings = DistributedConfig.model_validate_json(settings)

@@ -15,7 +15,7 @@ import torch
 import torchvision
 from safetensors.torch import load_file
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig

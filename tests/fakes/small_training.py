@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics.evaluate import EpochMetrics
 from tasks.refs import TRAIN, VAL
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress

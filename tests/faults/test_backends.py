@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tests.builders.rank_cases import BACKENDS, CASES, COMPILED, NORMED, run_case, start_ranks
 
 NUM_RANKS = 4

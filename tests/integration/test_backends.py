@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.launch.launcher import launch_ranks
 from tasks.train.run import train_model

@@ -36,7 +36,6 @@ from flows.train import train
 from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
 from flows.tune import tune
-from tasks.cancellation.task import is_being_cancelled
 from tasks.config.distributed import TrainDistributedRun
 from tasks.config.etl import EtlConfig, EtlRun
 from tasks.config.frozen import FrozenConfig
@@ -47,11 +46,12 @@ from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names
 from tasks.etl.task import publish_tables
 from tasks.etl.validate import BadFile, DataChecks, NearPair
 from tasks.launch.task import train_single, train_with_artifacts
+from tasks.orchestration.cancellation import is_being_cancelled
 from tasks.orchestration.failure import noted_error
-from tasks.orchestration.task import run_stage, stage
+from tasks.orchestration.progress import progress_artifacts
+from tasks.orchestration.stage import run_stage, stage
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
-from tasks.progress.task import progress_artifacts
 from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, StreamReport, TableRef
 from tasks.report.task import MAX_IMAGE_BYTES, publish_run
 from tasks.storage import Storage

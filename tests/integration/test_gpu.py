@@ -11,7 +11,7 @@ import torch
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment

@@ -52,7 +52,7 @@ import socket
 from deployments.reconcile import WORKER_LABEL
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelling, Failed, Pending, Running
-from tasks.orchestration.task import HOST_LABEL
+from tasks.orchestration.stage import HOST_LABEL
 
 with get_client(sync_client=True) as client:
     deployment = client.read_deployment_by_name("waiting/waiting")

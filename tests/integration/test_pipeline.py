@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from flows.pipeline import pipeline
+from tasks.checks.preflight import check_pipeline
 from tasks.config.pipeline import PipelineConfig
 from tasks.errors import WrongInput
-from tasks.preflight.check import check_pipeline
 from tasks.tables import snapshots
 from tasks.tracking.models import model_with_alias
 from tests.builders.other_mlflow import logged_by_others, open_run, state_of_mlflow

@@ -10,6 +10,7 @@ import deltalake
 import pyarrow as pa
 import pytest
 
+from tasks.checks.preflight import check_pipeline
 from tasks.config.etl import EtlConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictConfig
@@ -21,7 +22,6 @@ from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict import source_batch
 from tasks.predict.answers import FILE_ANSWERS_ARROW, source_answers
-from tasks.preflight.check import check_pipeline
 from tasks.registry.promote import promote_best
 from tasks.tables.snapshots import latest
 from tests.builders.delta_rows import data_files, delta_rows

@@ -26,7 +26,7 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.description import FILE_LIMITS
-from tasks.orchestration.task import StageLog
+from tasks.orchestration.stage import StageLog
 from tasks.predict.champion import check_model
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.registry import promote as promote_module

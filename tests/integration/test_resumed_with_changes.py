@@ -7,11 +7,11 @@ import mlflow
 import pytest
 import torch
 
+from tasks.checks.original_run import read_training
+from tasks.checks.repeat import repeat_training
 from tasks.config.train import TrainConfig
 from tasks.model import device
 from tasks.refs import RunRef
-from tasks.repeat.original_run import read_training
-from tasks.repeat.repeat import repeat_training
 from tasks.tracking.runs import RESUMED_WITH_CHANGES_TAG, package_versions, read_artifact
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec, run_key

@@ -97,7 +97,7 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.task import submit_train_distributed
-from tasks.pool.task import read_pool
+from tasks.orchestration.pools import read_pool
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 
@@ -121,7 +121,7 @@ only_submit()
 
 def test_unknown_pool_is_rejected_with_the_command_that_creates_it(stack):
     """A pool that the server does not have is rejected before a run is submitted."""
-    code = "from tasks.pool.task import read_pool; read_pool('tpu', 'distributed')"
+    code = "from tasks.orchestration.pools import read_pool; read_pool('tpu', 'distributed')"
     done = submit(stack, code)
     assert "distributed.work_pool is 'tpu', which the Prefect server does not have" in done.stderr
     assert "prefect work-pool create tpu --type process" in done.stderr
@@ -134,8 +134,8 @@ from prefect.client.orchestration import get_client
 from tasks.config.distributed import DistributedConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
-from tasks.pool.task import check_pool
-from tasks.submission.task import submit
+from tasks.orchestration.pools import check_pool
+from tasks.orchestration.submission import submit
 
 with get_client(sync_client=True) as client:
     flow_id = client.read_deployment_by_name("train-trial/train-trial").flow_id
@@ -179,7 +179,7 @@ from tasks.config.submitted import SingleConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.task import train_single
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.tracking.runs import find_finished_run
@@ -219,7 +219,7 @@ from prefect import flow
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.config.tune import Choices, TuneConfig
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.launch.task import train_single
@@ -560,7 +560,7 @@ from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.train import TrainConfig
 from tasks.launch.task import submit_train_distributed
 from tasks.errors import WrongInput
-from tasks.orchestration.task import run_stage
+from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 

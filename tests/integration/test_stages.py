@@ -13,10 +13,10 @@ from tasks.cache.task import materialize
 from tasks.config.promotion import PromoteConfig
 from tasks.etl.task import ingest
 from tasks.maintenance.task import maintain
-from tasks.orchestration.task import run_stage, stage
+from tasks.orchestration.server_lock import limit_name, server_lock
+from tasks.orchestration.stage import run_stage, stage
 from tasks.predict.task import predict_images
 from tasks.registry.task import promote_run
-from tasks.server_lock.task import limit_name, server_lock
 from tasks.system.locks import exclusive_lock
 
 

@@ -149,8 +149,8 @@ from prefect.client.orchestration import get_client
 from prefect.states import Completed, Crashed
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import WrongInput
-from tasks.orchestration.task import stage
-from tasks.submission.task import submit
+from tasks.orchestration.stage import stage
+from tasks.orchestration.submission import submit
 
 settings = DistributedConfig(deployment="waiting/waiting", job_variables={"env": {"GPU": "1"}, "stream_output": False})
 
@@ -200,7 +200,7 @@ from prefect import task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.states import Cancelled, Running, Scheduled
-from tasks.pool.task import blocking_runs, read_pool
+from tasks.orchestration.pools import blocking_runs, read_pool
 
 @task
 def nothing():
@@ -233,7 +233,7 @@ from pathlib import Path
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from tasks.config.distributed import DistributedConfig
-from tasks.submission.task import _job_variables
+from tasks.orchestration.submission import _job_variables
 
 def variables(num_ranks, **settings):
     print(_job_variables(DistributedConfig(deployment="waiting/waiting", **settings), num_ranks))
@@ -266,7 +266,7 @@ from prefect.flow_engine import run_flow
 from prefect.states import Pending
 from tasks.config.distributed import DistributedConfig
 from tasks.errors import WrongInput
-from tasks.pool.task import check_pool
+from tasks.orchestration.pools import check_pool
 
 @flow
 def checks():

@@ -18,7 +18,7 @@ import torchvision
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail

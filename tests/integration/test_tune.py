@@ -24,7 +24,7 @@ from tasks.config.storage import StorageConfig
 from tasks.config.train import GradientRun, OverfitRun, RepeatRun, TrainConfig
 from tasks.config.tune import Choices, Range, TuneConfig, TuneRun
 from tasks.errors import WrongInput
-from tasks.orchestration.task import flow_run_tags
+from tasks.orchestration.stage import flow_run_tags
 from tasks.refs import TrialReport
 from tasks.tracking.searches import mark_pruned
 from tasks.tracking.tracked_run import tracked_run

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from tasks.collectives import Reducer
+from tasks.collectives.gpu_obstacle import gpu_obstacle
+from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
-from tasks.launch.gpus import gpu_obstacle
 from tasks.launch.protocol import ACTIVITY, Reporter
 from tasks.launch.rank import log_level, make_reducer
 from tasks.launch.start_rank import EXIT_ORPHANED

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from tasks.collectives.key_value_store import StoreAddress, key_value_store
 from tasks.environment import local_rank_environment
-from tasks.launch.key_value_store import key_value_store
-from tasks.launch.rendezvous import StoreAddress, place_ranks, rank_variables
+from tasks.launch.rendezvous import place_ranks, rank_variables
 from tests.builders.local_ranks import Loopback, local_environments
 from tests.builders.processes import ROOT
 

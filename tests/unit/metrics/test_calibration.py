@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics.calibration import NUM_BINS, Calibration, CalibrationSums
 
 CPU = torch.device("cpu")

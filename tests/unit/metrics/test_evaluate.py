@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics.evaluate import DetailedEvaluation, Evaluation, evaluate, evaluate_in_detail
 from tasks.metrics.mistakes import NUM_MISTAKES
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer

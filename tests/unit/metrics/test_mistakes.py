@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics.mistakes import NUM_MISTAKES, Mistake, WorstMistakes, mistake_table
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics import evaluate
 from tasks.metrics.evaluate import PrecisionDifference, compare_precisions
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer

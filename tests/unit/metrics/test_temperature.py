@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics.calibration import MAX_TEMPERATURE, MIN_TEMPERATURE, TemperatureSums
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 

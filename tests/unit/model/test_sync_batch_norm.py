@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.model.sync_batch_norm import SyncBatchNorm
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 

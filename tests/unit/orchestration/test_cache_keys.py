@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.orchestration.task import Stage
+from tasks.orchestration.stage import Stage
 from tests.builders.processes import ROOT
 
 MODULES = sorted(".".join(file.relative_to(ROOT).with_suffix("").parts) for file in ROOT.glob("tasks/*/task.py"))

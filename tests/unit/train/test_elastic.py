@@ -11,7 +11,7 @@ from torch import nn
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.cache.order import VirtualRanks
-from tasks.collectives import broadcast_value, wait_for_all
+from tasks.collectives.reducer import broadcast_value, wait_for_all
 from tasks.refs import TRAIN, VAL, CacheRef
 from tasks.train import loop as loop_module
 from tasks.train.buffers import VirtualBuffers

@@ -10,7 +10,7 @@ from torch import nn
 from tasks.cache.loader import CacheLoader, InMemoryLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
 from tasks.cache.order import VirtualRanks
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model.network import Classifier, build_classifier
 from tasks.model_package.serving import computes_bf16

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.metrics.evaluate import evaluate
 from tasks.train.loop import accumulate_gradients, train_one_epoch
 from tasks.train.step import StepSettings

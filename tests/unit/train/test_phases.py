@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput

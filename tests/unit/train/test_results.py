@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig

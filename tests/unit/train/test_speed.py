@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.model.precision import SAMPLE, forward_bytes

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.collectives import Reducer
+from tasks.collectives.reducer import Reducer
 from tasks.system.signals import defer_signals, interrupt_on, shutdown_requested
 from tasks.train.step_callback import StepCallback
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer

@@ -1,1 +1,0 @@
-"""Cancellation of Prefect runs: their final states, and those of their tasks."""

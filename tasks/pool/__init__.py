@@ -1,1 +1,0 @@
-"""Work pools: their limits, workers and deployments, and the runs that hold their slots."""

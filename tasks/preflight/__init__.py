@@ -1,1 +1,0 @@
-"""Preflight: checks of input, disk and model before any work."""

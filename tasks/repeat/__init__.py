@@ -1,1 +1,0 @@
-"""Repetition of a training run on the same version of the data, compared with the original."""

@@ -1,1 +1,0 @@
-"""Sanity checks of a model and its data before a long training run: overfit one batch, check gradients."""

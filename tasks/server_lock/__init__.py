@@ -1,1 +1,0 @@
-"""Exclusive locks on the Prefect server, for locations that several machines share."""
