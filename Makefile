@@ -14,16 +14,16 @@ setup: packages  ## everything a fresh machine needs, each step once
 	@$(MAKE) --no-print-directory archive
 
 packages:
-	@deployments/setup.sh
+	@deployments/setup/setup.sh
 
 archive:
-	@$(python) -m deployments.class_archive --check || \
-	    { . deployments/step.sh; optional_step "Spark's classes archived (once for this .venv)" \
-	        "local Spark sessions start slower" $(python) -m deployments.class_archive; }
+	@$(python) -m deployments.setup.class_archive --check || \
+	    { . deployments/setup/step.sh; optional_step "Spark's classes archived (once for this .venv)" \
+	        "local Spark sessions start slower" $(python) -m deployments.setup.class_archive; }
 
 jars-%: setup  ## what Spark needs for a store, into the user's cache once: jars-s3a, jars-abfss
-	@$(python) -m deployments.fetch_jars $* --check || \
-	    { . deployments/step.sh; step "jars for $* (checked by hash)" $(python) -m deployments.fetch_jars $*; }
+	@$(python) -m deployments.setup.fetch_jars $* --check || \
+	    { . deployments/setup/step.sh; step "jars for $* (checked by hash)" $(python) -m deployments.setup.fetch_jars $*; }
 
 demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIGHTS=, MODEL=, IMAGE_SIZE=)
 	@$(python) -m deployments.demo $(if $(SOURCE),--source "$(SOURCE)") $(if $(MODEL),--model "$(MODEL)") \
@@ -55,7 +55,7 @@ lint:  ## ruff, import rules, the prose check, hadolint, the schema of compose.y
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/lint-imports --no-cache --no-logo
-	@$(python) -m deployments.prose
+	@$(python) -m deployments.checks.prose
 	@.venv/bin/hadolint docker/Dockerfile.*
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose*.yaml
 
@@ -65,8 +65,8 @@ types:  ## mypy, strict
 test-unit test-integration test-e2e test-faults: setup  ## one folder of tests
 	@$(python) -m pytest tests/$(@:test-%=%)
 
-audit: setup  ## the lock against a source of security advisories; accepted findings are in deployments/audit.py
-	@$(python) -m deployments.audit $(if $(SOURCE),--source "$(SOURCE)")
+audit: setup  ## the lock against a source of security advisories; accepted findings are in deployments/checks/audit.py
+	@$(python) -m deployments.checks.audit $(if $(SOURCE),--source "$(SOURCE)")
 
 bench: setup  ## all benchmarks
 	@for name in $(benchmarks); do $(python) tests/benchmarks/$$name.py $(BENCH_ARGS) || exit 1; done
@@ -78,10 +78,10 @@ bench-%: setup  ## one benchmark, e.g. bench-demo; BENCH_ARGS=--quick
 	@$(python) tests/benchmarks/$*.py $(BENCH_ARGS)
 
 readme: setup  ## write the READMEs' trees from the docstrings, and their tables from what the benchmarks measured
-	@$(python) -m deployments.readme
+	@$(python) -m deployments.checks.readme
 
 image:  ## build the CPU image, or with VARIANT=gpu the GPU image, and run the DAG's smallest case in it
-	@deployments/build_image.sh
+	@deployments/setup/build_image.sh
 
 clean:  ## remove what runs wrote (not .venv)
 	rm -rf .lakevision

@@ -16,10 +16,10 @@ from uuid import UUID
 
 import httpx
 
-from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
-from deployments.login import auth_file, own_auth_string
-from deployments.serving import HOST
-from deployments.stack_processes import LocalStack, say
+from deployments.stack.local_stack import PREFECT_PORT, local_stack, port_setting
+from deployments.stack.login import auth_file, own_auth_string
+from deployments.stack.processes import LocalStack, say
+from deployments.stack.serving import HOST
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
@@ -334,7 +334,7 @@ def show_summary(
     page = run_location(storage, RunRef(run_id=summary.single.run_id))
     print(f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{page}")
     print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
-    command = f"{home}{unset}.venv/bin/python -m deployments.mlflow_ui --port {stack.mlflow_port}"
+    command = f"{home}{unset}.venv/bin/python -m deployments.stack.mlflow_ui --port {stack.mlflow_port}"
     print(f"  MLflow UI only: {command}   (the same login)")
     print(f"\ntables        {stack.home / tables}, which later commands name, with their model")
     print("\n".join(later))

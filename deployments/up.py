@@ -4,10 +4,10 @@ import signal
 import sys
 import time
 
-from deployments.local_stack import PREFECT_PORT, local_stack, port_setting
-from deployments.login import OWN_STRING, auth_file, own_auth_string
-from deployments.serving import HOST
-from deployments.stack_processes import LocalStack, Waiting, say
+from deployments.stack.local_stack import PREFECT_PORT, local_stack, port_setting
+from deployments.stack.login import OWN_STRING, auth_file, own_auth_string
+from deployments.stack.processes import LocalStack, Waiting, say
+from deployments.stack.serving import HOST
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.system.signals import interrupt_on

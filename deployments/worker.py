@@ -11,7 +11,7 @@ import psutil
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
 
-from deployments.register import wait_for_server
+from deployments.stack.register import wait_for_server
 from tasks.environment import PROGRESS_BARS
 
 
@@ -20,7 +20,7 @@ def running_worker(name: str) -> int | None:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            if "deployments.prefect_worker" not in words or ("--name", name) not in pairwise(words):
+            if "deployments.stack.prefect_worker" not in words or ("--name", name) not in pairwise(words):
                 continue
             if process.environ().get("PREFECT_API_URL") == PREFECT_API_URL.value():
                 return int(process.pid)
@@ -42,13 +42,13 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"the worker '{name}' runs here already, as process {process}: give another one its own --name")
     environment = {PROGRESS_BARS: "false"} | os.environ
     # Here: the import of MLflow takes seconds, and sets variables, which are not for the worker.
-    from deployments.reconcile import end_lost_runs, end_mlflow_runs
+    from deployments.stack.reconcile import end_lost_runs, end_mlflow_runs
 
     with get_client(sync_client=True) as client:
         wait_for_server(client)
         end_lost_runs(client, options.pool, name)
         end_mlflow_runs(client, options.pool)
-    start = ["-m", "deployments.prefect_worker", "--pool", options.pool, "--name", name]
+    start = ["-m", "deployments.stack.prefect_worker", "--pool", options.pool, "--name", name]
     os.execve(sys.executable, [sys.executable, *start, *passed_on], environment)  # noqa: S606  # no shell: the arguments are given here
 
 

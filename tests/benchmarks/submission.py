@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from deployments.local_stack import local_stack
+from deployments.stack.local_stack import local_stack
 from tests.benchmarks.figures import Figure, medians, write_figures
 from tests.benchmarks.peers import Peer, log_file
 from tests.builders.processes import free_port

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from deployments.login import authorization
+from deployments.stack.login import authorization
 from tests.builders.compose import SERVER_PATH, Compose, generated_secrets
 from tests.builders.processes import ROOT
 from tests.builders.stack import prefect_client

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from deployments.login import auth_file, authorization
+from deployments.stack.login import auth_file, authorization
 from tests.builders.processes import ROOT, free_port, plain_environment
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
 
-from deployments.stack_processes import SERVER, LocalStack
+from deployments.stack.processes import SERVER, LocalStack
 from tests.builders.processes import ROOT, free_port, run_python
 from tests.builders.waiting_flow import DEPLOY, SUBMIT
 
@@ -46,7 +46,7 @@ def prefect_command(*arguments: str) -> list[str]:
 
 def worker_command(pool: str, *options: str) -> list[str]:
     """Return the command of a worker of a process pool, as `make up` starts it."""
-    return [sys.executable, "-m", "deployments.prefect_worker", "--pool", pool, *options]
+    return [sys.executable, "-m", "deployments.stack.prefect_worker", "--pool", pool, *options]
 
 
 def start_worker(

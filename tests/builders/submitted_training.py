@@ -15,7 +15,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from deployments.stack_processes import LocalStack
+from deployments.stack.processes import LocalStack
 from tasks.config.distributed import TrainDistributedRun
 from tasks.train.spec import TrainingSpec
 from tests.builders.chromium import WAIT_SECONDS
@@ -32,7 +32,7 @@ def training_stack(home: Path) -> Iterator[tuple[LocalStack, "Popen[bytes]"]]:
     running = LocalStack(home, free_port())
     running.start_server()
     try:
-        running.start("register", [sys.executable, "-m", "deployments.register"])
+        running.start("register", [sys.executable, "-m", "deployments.stack.register"])
         running.finish("register")
         yield running, start_worker(running)
     finally:

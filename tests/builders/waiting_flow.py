@@ -18,7 +18,7 @@ def waiting(folder: str, seconds: float) -> None:
 
 DEPLOY = """
 from prefect.client.orchestration import get_client
-from deployments.register import create_pools
+from deployments.stack.register import create_pools
 from tests.builders.waiting_flow import waiting
 with get_client(sync_client=True) as client:
     create_pools(client)

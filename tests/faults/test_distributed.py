@@ -14,7 +14,7 @@ import pytest
 import torch
 from prefect.states import Cancelling
 
-from deployments.stack_processes import LocalStack
+from deployments.stack.processes import LocalStack
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig

@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     """Run MinIO with the digits in the bucket `lake`, with its credentials in the environment."""
     if not build_minio():
         pytest.skip("MinIO is built with Go, which is not installed")
-    subprocess.run([sys.executable, "-m", "deployments.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "deployments.setup.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
     digits = tmp_path_factory.mktemp("source") / "digits"
     write_digits(digits)
     with pytest.MonkeyPatch.context() as patch, serve_minio(tmp_path_factory.mktemp("minio") / "data") as running:

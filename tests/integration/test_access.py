@@ -19,7 +19,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
-from deployments.login import auth_file, authorization
+from deployments.stack.login import auth_file, authorization
 from tasks.refs import ModelRef
 from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
 from tests.builders.homes import home_with_tracking
@@ -53,7 +53,7 @@ def check_for_leaks(up: Up) -> None:
     """Check that the login, plain or as in a header, is in no command line and only in its own file."""
     # `info` and not `cmdline()`, which raises if the process has ended: a zombie has no command line to leak.
     command_lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    assert any("deployments.prefect_server" in line for line in command_lines)
+    assert any("deployments.stack.prefect_server" in line for line in command_lines)
     password = up.auth.partition(":")[2]
     header = authorization(up.auth)["Authorization"].removeprefix("Basic ")
     assert not [line for line in command_lines if password in line or header in line]
@@ -238,7 +238,7 @@ def test_another_user_cannot_create_an_experiment(up: Up, tmp_path: Path, monkey
 def test_mlflow_ui_is_one_process_without_the_login_of_prefect(up: Up) -> None:
     """MLflow's eight job runners are not started, and its environment has no login of Prefect's API."""
     stack = psutil.Process(up.process.pid)
-    (mlflow,) = [child for child in stack.children() if "deployments.mlflow_ui" in child.cmdline()]
+    (mlflow,) = [child for child in stack.children() if "deployments.stack.mlflow_ui" in child.cmdline()]
     assert mlflow.children(recursive=True) == []
     assert not [name for name in mlflow.environ() if name.startswith("PREFECT_") and "AUTH" in name]
 

@@ -127,8 +127,11 @@ def test_every_user_error_is_one_sentence_without_a_traceback(tmp_path, home):
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        ("deployments.prefect_server", "prefect_server: port {} for the Prefect server is in use: stop its process"),
-        ("deployments.mlflow_ui", "mlflow_ui: port {} for the MLflow UI is in use: stop its process"),
+        (
+            "deployments.stack.prefect_server",
+            "prefect_server: port {} for the Prefect server is in use: stop its process",
+        ),
+        ("deployments.stack.mlflow_ui", "mlflow_ui: port {} for the MLflow UI is in use: stop its process"),
     ],
 )
 def test_server_whose_port_is_in_use_ends_with_one_sentence(tmp_path, module, sentence):

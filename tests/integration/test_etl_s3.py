@@ -65,7 +65,7 @@ def s3a_settings(spark) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def store(spark, s3a_settings, tmp_path_factory) -> Iterator[ObjectStore]:
     """Serve a folder as an S3 store, after fetching the connector's jars if they are missing."""
-    subprocess.run([sys.executable, "-m", "deployments.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "deployments.setup.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
     with serve(tmp_path_factory.mktemp("buckets")) as running:
         settings = spark.sparkContext._jsc.hadoopConfiguration()
         settings.set("fs.s3a.endpoint", running.endpoint)

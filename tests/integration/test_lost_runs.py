@@ -10,7 +10,7 @@ from uuid import UUID
 import mlflow
 import pytest
 
-from deployments.stack_processes import LocalStack
+from deployments.stack.processes import LocalStack
 from tasks.config.storage import StorageConfig
 from tasks.storage import resolve_storage
 from tasks.tracking.runs import FLOW_RUN_TAG
@@ -49,7 +49,7 @@ def test_worker_ends_the_runs_and_mlflow_runs_that_its_predecessor_left(
     given = home_with_tracking(stack.home / "given", empty_tracking)
     make = f"""
 import socket
-from deployments.reconcile import WORKER_LABEL
+from deployments.stack.reconcile import WORKER_LABEL
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelling, Failed, Pending, Running
 from tasks.orchestration.stage import HOST_LABEL
@@ -136,7 +136,7 @@ def test_silent_run_crashes_but_not_because_the_server_was_away(stack: LocalStac
     code = f"""
 import time
 from datetime import timedelta
-from deployments.register import HEARTBEAT, crash_silent_runs
+from deployments.stack.register import HEARTBEAT, crash_silent_runs
 from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.states import Running, Suspended

@@ -23,9 +23,9 @@ from pydantic import ValidationError
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from deployments.login import OWN_STRING, authorization
-from deployments.serving import listen
-from deployments.stack_processes import STACK_MARK, LocalStack
+from deployments.stack.login import OWN_STRING, authorization
+from deployments.stack.processes import STACK_MARK, LocalStack
+from deployments.stack.serving import listen
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import invalid_settings
@@ -52,7 +52,7 @@ def stack(tmp_path_factory, empty_tracking):
         running = LocalStack(home_with_databases(tmp_path_factory, empty_tracking), free_port())
         running.start_server()
         try:
-            running.start("register", [sys.executable, "-m", "deployments.register"])
+            running.start("register", [sys.executable, "-m", "deployments.stack.register"])
             running.finish("register")
             yield running
         finally:
@@ -663,7 +663,7 @@ def test_redeployment_keeps_edits_of_a_user_and_ends_only_runs_of_an_earlier_sta
 
     before, began, after = make(), datetime.now(UTC).isoformat(), make()
     for since in ([began], []):  # twice: an edit survives any number of starts
-        stack.start("register", [sys.executable, "-m", "deployments.register", *since])
+        stack.start("register", [sys.executable, "-m", "deployments.stack.register", *since])
         stack.finish("register")
         with client_of(stack) as client:
             names = ("pipeline/pipeline", "predict-batch/predict-batch")

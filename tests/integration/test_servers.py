@@ -7,7 +7,7 @@ import mlflow
 import pytest
 from deltalake import DeltaTable
 
-from deployments.login import authorization
+from deployments.stack.login import authorization
 from tests.builders.object_store import ObjectStore, serve
 from tests.builders.processes import logged_errors
 from tests.builders.servers import Servers, running_servers, submit, wait_for_state
@@ -106,7 +106,7 @@ def test_run_completes_although_servers_and_database_restart(
     listed = {file.path for file in client.list_artifacts(checks.info.run_id)}
     assert listed == {path.name for path in store.folder.rglob(f"{checks.info.run_id}/artifacts/*")} != set()
 
-    assert any("deployments.prefect_server" in line for line in command_lines)
+    assert any("deployments.stack.prefect_server" in line for line in command_lines)
     visible = [*servers.secret_values(), store.secret]
     assert [line for line in command_lines if any(secret in line for secret in visible)] == []
     files = [*servers.files(), *(path for path in store.folder.rglob("*") if path.is_file())]

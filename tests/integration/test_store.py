@@ -61,7 +61,7 @@ def test_dag_runs_on_a_store_and_repeats_nothing(tmp_path, monkeypatch):
     Without MinIO, the test ends with the cache: rclone takes Hadoop's mark of an empty folder for a file, and Delta
     cannot create a table by a query there.
     """
-    subprocess.run([sys.executable, "-m", "deployments.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "deployments.setup.fetch_jars", "s3a"], cwd=ROOT, check=True, timeout=300)
     source, home = tmp_path / "source", tmp_path / "home"
     write_images(source, per_class=6)
     has_minio = minio_program().exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.stack_processes import LocalStack
+from deployments.stack.processes import LocalStack
 from tests.builders.prefect_databases import copy_prefect_database
 from tests.builders.processes import run_python
 from tests.builders.submissions import (

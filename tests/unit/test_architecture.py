@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deployments.readme import TREE, described_files, readmes, with_trees
+from deployments.checks.readme import TREE, described_files, readmes, with_trees
 from tasks.model_package import REQUIREMENTS
 from tests.builders.processes import ROOT, bare_environment, run_python
 
@@ -282,11 +282,11 @@ def test_no_tree_is_stale() -> None:
 @pytest.mark.parametrize("dockerfile", sorted((ROOT / "docker").glob("Dockerfile.*")), ids=lambda file: file.suffix)
 def test_an_image_gives_set_up_all_that_it_imports(dockerfile: Path, tmp_path: Path) -> None:
     """Set-up runs before the code is copied, so that an edit does not start it again: what it needs comes first."""
-    before = dockerfile.read_text().split("deployments/setup.sh", maxsplit=2)
-    copied = re.findall(r"^COPY (?!--)(.+) \S+$", "deployments/setup.sh".join(before[:2]), flags=re.MULTILINE)
+    before = dockerfile.read_text().split("deployments/setup/setup.sh", maxsplit=2)
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", "deployments/setup/setup.sh".join(before[:2]), flags=re.MULTILINE)
     patterns = [pattern for line in copied for pattern in line.split()]
     program = (
-        "import sys, deployments.fetch_jars\n"
+        "import sys, deployments.setup.fetch_jars\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] in ('tasks', 'deployments')), sep='\\n')"
     )
     done = run_python("-c", program, environment=bare_environment(tmp_path, str(ROOT)), timeout=120, cwd=tmp_path)

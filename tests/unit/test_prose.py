@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments import prose
+from deployments.checks import prose
 from tests.builders.processes import ROOT
 
 
@@ -14,7 +14,7 @@ from tests.builders.processes import ROOT
     reason="needs git and a checkout, to know which files are tracked",
 )
 def test_docstrings_comments_messages_and_readmes_are_plain_english() -> None:
-    """Every rule of `deployments.prose` holds in every file; a problem says what to write instead."""
+    """Every rule of `deployments.checks.prose` holds in every file; a problem says what to write instead."""
     files = prose.checked_files()
     assert {ROOT / "README.md", ROOT / "flows" / "pipeline.py"} <= set(files)
 

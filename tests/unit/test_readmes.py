@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.readme import readmes
+from deployments.checks.readme import readmes
 from tasks.launch.launcher import FAILED_GRACE_SECONDS, SHUTDOWN_GRACE_SECONDS
 from tests.benchmarks import scaling_model
 from tests.builders.processes import ROOT

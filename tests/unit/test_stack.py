@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from deployments import stack_processes
-from deployments.local_stack import local_stack
-from deployments.login import OWN_STRING, auth_file, auth_string
-from deployments.stack_processes import LocalStack
+from deployments.stack import processes as stack_processes
+from deployments.stack.local_stack import local_stack
+from deployments.stack.login import OWN_STRING, auth_file, auth_string
+from deployments.stack.processes import LocalStack
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.storage import resolve_storage

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.audit import FOUND, NOT_CHECKED, NOTHING_NEW, judge, main
+from deployments.checks.audit import FOUND, NOT_CHECKED, NOTHING_NEW, judge, main
 from tests.builders.processes import free_port
 
 FINDING = {

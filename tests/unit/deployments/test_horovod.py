@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.patch_horovod import PATCHES
+from deployments.setup.patch_horovod import PATCHES
 from tests.builders.processes import ROOT
 
 
@@ -24,7 +24,7 @@ def write_sources(folder: Path) -> None:
 
 def run_patch(folder: Path) -> "subprocess.CompletedProcess[str]":
     """Patch a folder as the build does."""
-    command = [sys.executable, "deployments/patch_horovod.py", str(folder)]
+    command = [sys.executable, "deployments/setup/patch_horovod.py", str(folder)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -46,19 +46,19 @@ def test_build_fails_if_the_text_to_patch_is_not_found(tmp_path: Path) -> None:
     done = run_patch(tmp_path)
     assert done.returncode == 1
     assert done.stderr == (
-        f"patch_horovod: '{name}' does not have '{old}': adapt PATCHES in deployments/patch_horovod.py to this version "
-        "of Horovod\n"
+        f"patch_horovod: '{name}' does not have '{old}': adapt PATCHES in "
+        "deployments/setup/patch_horovod.py to this version of Horovod\n"
     )
 
 
 def test_wheels_of_older_patches_are_not_used() -> None:
     """The patch number is in the key, and set-up looks for a wheel with it before it asks for a compiler."""
-    build, setup = ((ROOT / "deployments" / name).read_text() for name in ("build_horovod.sh", "setup.sh"))
+    build, setup = ((ROOT / "deployments/setup" / name).read_text() for name in ("build_horovod.sh", "setup.sh"))
     assert re.search(r"^patch=\d+$", build, re.MULTILINE)
     assert 'f"horovod-$version-patch$patch-torch-' in build
     assert "wheels/horovod-*-patch$horovod_patch-torch-$torch_version-*-cpu/" in setup
     for name in ("Dockerfile.cpu", "Dockerfile.gpu"):
-        assert " deployments/patch_horovod.py " in (ROOT / "docker" / name).read_text()
+        assert " deployments/setup/patch_horovod.py " in (ROOT / "docker" / name).read_text()
 
 
 def test_lock_has_nvcc_of_the_cuda_version_of_torch() -> None:
@@ -73,7 +73,7 @@ def test_lock_has_nvcc_of_the_cuda_version_of_torch() -> None:
 def test_unknown_operations_are_refused() -> None:
     """Only NCCL is built for GPUs."""
     done = subprocess.run(
-        ["deployments/build_horovod.sh"],
+        ["deployments/setup/build_horovod.sh"],
         cwd=ROOT,
         env=os.environ | {"HOROVOD_GPU_OPERATIONS": "MPI"},
         capture_output=True,

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from deployments.prefect_server import OutageResponse
+from deployments.stack.prefect_server import OutageResponse
 
 REFUSED = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 5432)")
 

@@ -4,7 +4,7 @@ import anyio
 import httpx
 import pytest
 
-from deployments.prefect_worker import poll_through_outages
+from deployments.stack.prefect_worker import poll_through_outages
 
 
 def test_worker_polls_on_where_prefect_gives_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments import readme
-from deployments.readme import longest_files, with_tables
+from deployments.checks import readme
+from deployments.checks.readme import longest_files, with_tables
 
 JUNIT = """<?xml version="1.0" encoding="utf-8"?><testsuites name="pytest tests"><testsuite name="pytest">
 <testcase classname="tests.unit.test_a" name="test_one" time="1.5" />

@@ -8,7 +8,7 @@ from unittest.mock import create_autospec
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from deployments import reconcile
+from deployments.stack import reconcile
 from tasks.config.storage import StorageConfig
 from tasks.storage import Storage, resolve_storage
 

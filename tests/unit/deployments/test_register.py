@@ -8,7 +8,7 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import PrefectHTTPStatusError
 
-from deployments.register import DeploymentSettings, restore_edits
+from deployments.stack.register import DeploymentSettings, restore_edits
 
 PHOTOS, DIGITS = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from deployments.fetch_jars import DELTA_DIGESTS
+from deployments.setup.fetch_jars import DELTA_DIGESTS
 from tasks.spark.jvm import DELTA_JARS
 from tasks.storage import Storage
 from tests.builders.processes import ROOT, plain_environment, run_python
 
+SOURCED = "set -euo pipefail; . deployments/setup/step.sh; "
+"""Start of a script with the functions of set-up."""
+
 
 def run_step(cache: Path, *command: str) -> "subprocess.CompletedProcess[str]":
     """Run one step of set-up, followed by a command that prints a line."""
-    script = f'set -euo pipefail; . deployments/step.sh; step "a step (of some size)" {" ".join(command)}; echo after'
+    script = SOURCED + f'step "a step (of some size)" {" ".join(command)}; echo after'
     environment = os.environ | {"LAKEVISION_CACHE": str(cache)}
     return subprocess.run(
         ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -46,7 +49,7 @@ def test_failed_step_prints_its_log_and_ends_set_up(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].strip() == "100"
     assert "\n    50\n" not in done.stderr
 
-    script = "set -euo pipefail; . deployments/step.sh; f() { false; echo on; }; step f f"
+    script = SOURCED + "f() { false; echo on; }; step f f"
     environment = os.environ | {"LAKEVISION_CACHE": str(tmp_path / "other")}
     done = subprocess.run(
         ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -58,9 +61,7 @@ def test_failed_step_prints_its_log_and_ends_set_up(tmp_path: Path) -> None:
 
 def test_failed_optional_step_prints_one_line_and_set_up_continues(tmp_path: Path) -> None:
     """The line has the consequence and the log; a successful optional step prints the same as any other."""
-    script = (
-        "set -euo pipefail; . deployments/step.sh; optional_step 'an archive' 'sessions start slower' {}; echo after"
-    )
+    script = SOURCED + "optional_step 'an archive' 'sessions start slower' {}; echo after"
     environment = os.environ | {"LAKEVISION_CACHE": str(tmp_path)}
     for command, result in (
         (
@@ -88,20 +89,20 @@ def test_failed_optional_step_prints_one_line_and_set_up_continues(tmp_path: Pat
 def test_class_archive_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """Without Java the command fails with one line; with `--check` it fails without output."""
     environment = plain_environment(JAVA_HOME=str(tmp_path))
-    done = run_python("-m", "deployments.class_archive", environment=environment, timeout=120)
+    done = run_python("-m", "deployments.setup.class_archive", environment=environment, timeout=120)
     assert done.returncode == 1
     assert re.fullmatch(r"class_archive: .*Java.*\n", done.stderr)
-    done = run_python("-m", "deployments.class_archive", "--check", environment=environment, timeout=120)
+    done = run_python("-m", "deployments.setup.class_archive", "--check", environment=environment, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
-    (recipe,) = re.findall(r"\{ \. deployments/step\.sh; (\w+) \"Spark's classes", (ROOT / "Makefile").read_text())
+    (recipe,) = re.findall(
+        r"\{ \. deployments/setup/step\.sh; (\w+) \"Spark's classes", (ROOT / "Makefile").read_text()
+    )
     assert recipe == "optional_step"
 
 
 def test_step_prints_its_output_in_an_image_build(tmp_path: Path) -> None:
     """The log file of a failed step would be lost with the layer that is not created."""
-    script = (
-        "set -euo pipefail; . deployments/step.sh; step \"a step\" bash -c 'seq 100; echo why >&2; exit 3'; echo after"
-    )
+    script = SOURCED + "step \"a step\" bash -c 'seq 100; echo why >&2; exit 3'; echo after"
     environment = os.environ | {"LAKEVISION_CACHE": str(tmp_path), "LAKEVISION_STEP_LOG": "-"}
     done = subprocess.run(
         ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -139,12 +140,12 @@ def test_secrets_of_compose_are_generated_once(tmp_path: Path) -> None:
 
 def test_uv_is_pinned_by_the_hashes_of_all_platforms() -> None:
     """Every pip command in the scripts that uses an index has `--require-hashes`."""
-    text = (ROOT / "deployments/uv.txt").read_text()
+    text = (ROOT / "deployments/setup/uv.txt").read_text()
     requirements = [line for line in text.splitlines() if line and line[0] not in "# "]
     assert len(requirements) == 1
     assert re.fullmatch(r"uv==[\d.]+ \\", requirements[0])
     assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}", text)) > 10
-    scripts = [*ROOT.glob("deployments/*.sh"), *ROOT.glob("docker/Dockerfile.*"), ROOT / "Makefile"]
+    scripts = [*ROOT.glob("deployments/*/*.sh"), *ROOT.glob("docker/Dockerfile.*"), ROOT / "Makefile"]
     installs = [
         line
         for script in scripts
@@ -197,8 +198,8 @@ def test_image_has_what_its_build_reads_when_it_fetches_jars(tmp_path: Path, nam
                 copied = tmp_path / target / source.name if target.endswith("/") else tmp_path / target
                 copied.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copytree(source, copied) if source.is_dir() else shutil.copy(source, copied)
-    program = "from deployments import fetch_jars; print(fetch_jars.__file__, len(fetch_jars.jars_of('s3a').digests))"
+    program = "from deployments.setup import fetch_jars; print(fetch_jars.__file__, len(fetch_jars.jars_of('s3a').digests))"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     file, count = done.stdout.split()
-    assert (done.stderr, Path(file)) == ("", tmp_path / "deployments" / "fetch_jars.py")
+    assert (done.stderr, Path(file)) == ("", tmp_path / "deployments" / "setup" / "fetch_jars.py")
     assert int(count) > 1

@@ -17,8 +17,8 @@ from typing import IO
 
 import psutil
 
-from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_string, authorization, prepare_folder
-from deployments.serving import HOST, LOCAL_NAMES, listen, refuse_connections
+from deployments.stack.login import MLFLOW_LOGIN, OWN_STRING, auth_string, authorization, prepare_folder
+from deployments.stack.serving import HOST, LOCAL_NAMES, listen, refuse_connections
 from tasks.environment import MLFLOW_PORT
 from tasks.storage import tracking_file
 from tasks.system.home import make_private_file
@@ -40,7 +40,7 @@ ENDING = frozenset({"register"})
 STACK_MARK = "LAKEVISION_STACK"
 """Environment variable that every process of one stack inherits, and by which the last of them are found."""
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def say(text: str) -> None:
@@ -197,11 +197,11 @@ class LocalStack:
         """
         prepare_folder(self.home)
         make_private_file(self.home / "prefect" / "prefect.db")
-        self._serve(SERVER, "deployments.prefect_server", self.port)
+        self._serve(SERVER, "deployments.stack.prefect_server", self.port)
 
     def start_mlflow_ui(self) -> None:
         """Start MLflow's UI."""
-        self._serve(MLFLOW_UI, "deployments.mlflow_ui", self.mlflow_port)
+        self._serve(MLFLOW_UI, "deployments.stack.mlflow_ui", self.mlflow_port)
 
     def _serve(self, name: str, module: str, port: int) -> None:
         if name not in self._sockets:

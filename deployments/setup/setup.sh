@@ -2,8 +2,8 @@
 # Set up a fresh machine: system packages, uv, .venv from the lock file, Horovod and Delta's jars.
 # Each step runs once and prints one line. Arguments are passed to `uv sync` (images pass --no-dev).
 set -euo pipefail
-cd "$(dirname "$0")/.."
-. deployments/step.sh
+cd "$(dirname "$0")/../.."
+. deployments/setup/step.sh
 
 fail() {
     printf 'setup: %s\n' "$*" >&2
@@ -34,18 +34,18 @@ java_of() { if [ -n "${JAVA_HOME:-}" ]; then echo "$JAVA_HOME/bin/java"; else ec
 has_java() { "$(java_of)" -version 2>&1 | grep -qE 'version "(17|21)[."]'; }
 has_compiler() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
 has_headers() { "$python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'; }
-# The oldest uv that can read the lock file; the version that set-up installs is in deployments/uv.txt.
+# The oldest uv that can read the lock file; the version that set-up installs is in deployments/setup/uv.txt.
 oldest_uv=0.9.0
 new_enough() { [ "$(printf '%s\n' "$oldest_uv" "$1" | sort -V | head -n 1)" = "$oldest_uv" ]; }
 uv_on_path() { local version && version=$(uv --version 2>/dev/null) && new_enough "$(cut -d' ' -f2 <<<"$version")"; }
-uv_requirement=$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' deployments/uv.txt)
+uv_requirement=$(sed -n 's/^\(uv==[^ ]*\).*/\1/p' deployments/setup/uv.txt)
 own_uv=$cache/uv/.installed-${uv_requirement#uv==}
 # Where `make` runs this script, set-up's own uv is on PATH as well.
 other_uv() { uv_on_path && ! [[ $(command -v uv) -ef $cache/uv/bin/uv ]]; }
 has_uv() { other_uv || [ -e "$own_uv" ]; }
 has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 torch_version=$(awk '/^name = "torch"$/ { getline; gsub(/"/, ""); print $3 }' uv.lock)
-horovod_patch=$(sed -n 's/^patch=//p' deployments/build_horovod.sh)
+horovod_patch=$(sed -n 's/^patch=//p' deployments/setup/build_horovod.sh)
 wheel_is_cached() { compgen -G "$cache/wheels/horovod-*-patch$horovod_patch-torch-$torch_version-*-cpu/horovod-*.whl" >/dev/null; }
 
 missing=()
@@ -79,7 +79,7 @@ if ! other_uv; then
         install_uv() {
             rm -f "$cache"/uv/.installed-*
             "$python" -m venv "$cache/uv"
-            "$cache/uv/bin/pip" install --disable-pip-version-check --require-hashes --only-binary :all: -r deployments/uv.txt
+            "$cache/uv/bin/pip" install --disable-pip-version-check --require-hashes --only-binary :all: -r deployments/setup/uv.txt
             touch "$own_uv"
         }
         step "uv (${uv_requirement#uv==}, verified by hash)" install_uv
@@ -100,7 +100,7 @@ if [ ! -e "$synced" ]; then
 fi
 
 # --- Horovod and Delta's jars ----------------------------------------------------------------------------------------
-deployments/build_horovod.sh
-if ! .venv/bin/python -m deployments.fetch_jars --check; then
-    step "Delta's jars (verified by hash)" .venv/bin/python -m deployments.fetch_jars
+deployments/setup/build_horovod.sh
+if ! .venv/bin/python -m deployments.setup.fetch_jars --check; then
+    step "Delta's jars (verified by hash)" .venv/bin/python -m deployments.setup.fetch_jars
 fi

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Build a patched Horovod wheel once, keep it in the user's cache, and install it into .venv.
-# The patches of the last release (0.28.1) are in deployments/patch_horovod.py.
+# The patches of the last release (0.28.1) are in deployments/setup/patch_horovod.py.
 # HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs, on any machine; without it the wheel is for CPU tensors over Gloo.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-. deployments/step.sh
+cd "$(dirname "$0")/../.."
+. deployments/setup/step.sh
 
 version=0.28.1
 # Part of the wheel's key: increment it with each change of the patches, so that older wheels are built again.
@@ -68,7 +68,7 @@ build_wheel() {
     "$python" -m pip download --quiet --no-deps --no-build-isolation --no-binary :all: --require-hashes \
         -r "$work/requirements.txt" -d "$work"
     tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
-    "$python" deployments/patch_horovod.py "$work/horovod-$version"
+    "$python" deployments/setup/patch_horovod.py "$work/horovod-$version"
     # GCC 13 no longer includes cstdint implicitly (horovod#3957).
     PATH=$PWD/.venv/bin:$PATH HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 MAKEFLAGS=-j$(nproc) CXXFLAGS="-include cstdint ${CXXFLAGS:-}" \

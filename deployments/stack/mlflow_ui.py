@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
-from deployments.serving import add_address, host_names, listening_socket, serve
+from deployments.stack.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
+from deployments.stack.serving import add_address, host_names, listening_socket, serve
 from tasks.config.storage import StorageConfig
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput

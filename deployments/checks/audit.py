@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {"osv": "OSV (api.osv.dev)", "pypi": "PyPI (pypi.org)"}
 
 # petastorm needs `pkg_resources` of setuptools below 70, here 69.5.1.
@@ -53,8 +53,9 @@ def locked_packages() -> str:
     """Return every package that set-up installs as pinned requirements: those of the lock file, Horovod, and uv."""
     command = ["uv", "export", "--frozen", "--no-emit-project", "--all-groups", "--no-hashes", "--quiet"]
     locked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    horovod = re.search(r"^version=(\S+)$", ROOT.joinpath("deployments/build_horovod.sh").read_text(), re.MULTILINE)
-    uv = re.search(r"^uv==\S+", ROOT.joinpath("deployments/uv.txt").read_text(), re.MULTILINE)
+    setup = ROOT / "deployments" / "setup"
+    horovod = re.search(r"^version=(\S+)$", setup.joinpath("build_horovod.sh").read_text(), re.MULTILINE)
+    uv = re.search(r"^uv==\S+", setup.joinpath("uv.txt").read_text(), re.MULTILINE)
     assert horovod, "build_horovod.sh does not set a version"
     assert uv, "uv.txt does not pin a version"
     return f"{locked}\nhorovod=={horovod[1]}\n{uv[0]}\n"
@@ -112,7 +113,7 @@ def print_verdict(verdict: Verdict, source: str) -> int:
         print(f"audit: {len(verdict.skipped)} packages are unknown to {source}: {', '.join(verdict.skipped)}")
     print(
         f"audit: {verdict.checked} packages checked against {source}: {len(verdict.found)} new findings, "
-        f"{len(ACCEPTED)} are accepted (deployments/audit.py)"
+        f"{len(ACCEPTED)} are accepted (deployments/checks/audit.py)"
     )
     if verdict.found:
         return FOUND

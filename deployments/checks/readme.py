@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 from tasks.environment import lakevision_home
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 TREE = re.compile(r"(<!-- tree: (\S+) -->\n```tree\n).*?(^```\n)", re.DOTALL | re.MULTILINE)

@@ -4,7 +4,7 @@
 # VARIANT=gpu builds the GPU image in place of the CPU image; BASE=... sets the base image, IMAGE=... the image's name.
 # Arguments are passed to the build: --network host, --pull ...
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 variant=${VARIANT:-cpu}
 image=${IMAGE:-lakevision:$variant}

@@ -104,8 +104,8 @@ def patch(folder: Path) -> None:
         text = file.read_text() if file.is_file() else ""
         if old not in text:
             raise SystemExit(
-                f"patch_horovod: '{name}' does not have '{old}': adapt PATCHES in deployments/patch_horovod.py to this "
-                "version of Horovod"
+                f"patch_horovod: '{name}' does not have '{old}': adapt PATCHES in "
+                "deployments/setup/patch_horovod.py to this version of Horovod"
             )
         file.write_text(text.replace(old, new))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import filelock
 
-from deployments.login import prepare_folder
-from deployments.stack_processes import MLFLOW_UI, SERVER, LocalStack, say
+from deployments.stack.login import prepare_folder
+from deployments.stack.processes import MLFLOW_UI, SERVER, LocalStack, say
 from tasks.environment import MLFLOW_PORT
 from tasks.errors import WrongInput
 
@@ -77,13 +77,13 @@ def local_stack(home: Path, port: int, mlflow_port: int | None = None) -> Iterat
     try:
         say(f"starting a Prefect server on {stack.url} (data in {home}/prefect, logs in {home}/logs)")
         stack.start_server()
-        stack.start("register", [sys.executable, "-m", "deployments.register", began])
+        stack.start("register", [sys.executable, "-m", "deployments.stack.register", began])
         stack.wait_for("/api/health", "prefect-server")
         say("creating work pools cpu and gpu, the deployments of deployments/prefect.yaml, and one worker per pool")
         # Workers start while the deployments are registered; the pools exist before both.
         stack.wait_for("/api/work_pools/gpu", "register")
         for pool in ("cpu", "gpu"):
-            worker = ["deployments.prefect_worker", "--pool", pool, "--name", f"{pool}-worker"]
+            worker = ["deployments.stack.prefect_worker", "--pool", pool, "--name", f"{pool}-worker"]
             stack.start(f"worker-{pool}", [sys.executable, "-m", *worker])
         stack.finish("register")
         if mlflow_port is not None:

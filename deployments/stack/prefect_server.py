@@ -33,8 +33,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.register import HEARTBEAT_AUTOMATION
-from deployments.serving import add_address, host_names, listening_socket, serve
+from deployments.stack.register import HEARTBEAT_AUTOMATION
+from deployments.stack.serving import add_address, host_names, listening_socket, serve
 from tasks.errors import WrongInput
 
 logger = logging.getLogger("lakevision.prefect_server")

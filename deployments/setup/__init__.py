@@ -1,0 +1,1 @@
+"""Set-up of a fresh machine: packages, Horovod, jars, and the archive of classes."""
