@@ -198,7 +198,9 @@ def test_image_has_what_its_build_reads_when_it_fetches_jars(tmp_path: Path, nam
                 copied = tmp_path / target / source.name if target.endswith("/") else tmp_path / target
                 copied.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copytree(source, copied) if source.is_dir() else shutil.copy(source, copied)
-    program = "from deployments.setup import fetch_jars; print(fetch_jars.__file__, len(fetch_jars.jars_of('s3a').digests))"
+    program = (
+        "from deployments.setup import fetch_jars; print(fetch_jars.__file__, len(fetch_jars.jars_of('s3a').digests))"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     file, count = done.stdout.split()
     assert (done.stderr, Path(file)) == ("", tmp_path / "deployments" / "setup" / "fetch_jars.py")
