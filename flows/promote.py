@@ -3,9 +3,12 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.prediction import PromoteRun
+from tasks.orchestration.approval import asked_before, check_can_ask
 from tasks.orchestration.stage import run_stage
 from tasks.refs import ModelRef, RunRef
-from tasks.registry.task import ask, asked_before, check_can_ask, compare_run, promote_run
+from tasks.registry.approval import ask_user
+from tasks.registry.decision import Promotion
+from tasks.registry.task import compare_run, promote_run
 from tasks.storage import resolve_storage
 
 
@@ -16,11 +19,15 @@ def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
     approval = None
     if config.promote.approval == "human":
         check_can_ask()
-        decision = asked_before() or run_stage(compare_run, runs, config.promote, storage, config.spark, config.predict)
+        asked = asked_before()
+        if asked is None:
+            decision = run_stage(compare_run, runs, config.promote, storage, config.spark, config.predict)
+        else:
+            decision = Promotion.model_validate(asked)
         if decision.outcome != "waiting":
             return decision.champion
         runs = [decision.challenger]
-        approval = ask(decision, config.promote)
+        approval = ask_user(decision, config.promote)
     settings = config.promote, storage, config.spark
     return run_stage(promote_run, runs, *settings, approval=approval, predict=config.predict, reason=config.reason)
 

@@ -16,8 +16,8 @@ from tasks.cache.manifest import open_cache
 from tasks.config.train import GradientConfig, OverfitConfig, TrainConfig
 from tasks.errors import WrongInput, join_names
 from tasks.model.device import choose_device, make_optimizer
-from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import choose_precision
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.refs import TRAIN, CacheRef, GradientReport, OverfitReport, ParameterGradient
 from tasks.train.non_finite import WAY_OUT
 from tasks.train.phases import Phase, phases_of

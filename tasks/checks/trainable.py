@@ -9,8 +9,8 @@ from tasks.config.cache import CacheConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.device import check_compiler, choose_device
-from tasks.model.network import build_classifier
 from tasks.model.precision import choose_precision
+from tasks.model.training_network import build_classifier
 from tasks.train.features import ends_in_head, sample_images
 
 

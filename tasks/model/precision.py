@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tasks.errors import WrongInput
-from tasks.model.network import at_least_two
+from tasks.model.training_network import at_least_two
 from tasks.model_package.serving import computes_bf16
 from tasks.system.cores import free_memory
 

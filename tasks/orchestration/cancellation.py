@@ -23,7 +23,7 @@ from prefect.states import Cancelled
 POLL_SECONDS = 2.0
 """Interval of the looks at the state of the run; with the ranks' grace it ends within 15 s of its cancellation."""
 
-LOOKS_BEFORE_SIGNAL = 2
+CONFIRMATIONS = 2
 """Looks that must show the cancellation: the worker, if it sees it too, announces its signal after the first."""
 
 _STARTED: ContextVar[list[UUID] | None] = ContextVar("task runs started by the current call of a stage", default=None)
@@ -126,16 +126,16 @@ def watched_cancellation() -> Iterator[None]:
 
 
 def _watch(run: UUID, ended: threading.Event, log: "logging.Logger | logging.LoggerAdapter[logging.Logger]") -> None:
-    num_looks = 0
+    num_confirmations = 0
     # Again with a new client after an outage. Without retries, whose delays would hide the end of the outage.
-    while num_looks < LOOKS_BEFORE_SIGNAL and not ended.wait(POLL_SECONDS):
+    while num_confirmations < CONFIRMATIONS and not ended.wait(POLL_SECONDS):
         with (
             suppress(httpx.HTTPError, RuntimeError),  # RuntimeError: of a new client that finds no server
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
             get_client(sync_client=True) as client,
         ):
-            while num_looks < LOOKS_BEFORE_SIGNAL and not ended.wait(POLL_SECONDS):
-                num_looks = num_looks + 1 if _is_cancelling(client, run) else 0
+            while num_confirmations < CONFIRMATIONS and not ended.wait(POLL_SECONDS):
+                num_confirmations = num_confirmations + 1 if _is_cancelling(client, run) else 0
     # The end of ranks takes seconds, which a second signal would interrupt.
     if get_intent() is None and not ended.is_set():
         log.warning("the run was cancelled, and its worker has not ended it: it ends itself")

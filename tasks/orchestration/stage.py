@@ -36,7 +36,7 @@ from tasks.orchestration.failure import (
     state_message,
     without_secrets,
 )
-from tasks.orchestration.progress import progress_artifacts
+from tasks.orchestration.progress_artifacts import progress_artifacts
 from tasks.orchestration.server_lock import server_locks
 from tasks.storage import Storage
 from tasks.system.home import make_home

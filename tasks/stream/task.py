@@ -11,7 +11,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.orchestration.progress import LatestWriter
+from tasks.orchestration.progress_artifacts import LatestWriter
 from tasks.orchestration.stage import skipped, stage
 from tasks.refs import StreamReport
 from tasks.storage import Storage

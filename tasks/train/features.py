@@ -27,8 +27,8 @@ from tasks.cache.sweep import discard, remove_unnamed
 from tasks.cache.write import FEATURE_GROUP_BYTES, RowFileWriter, cache_schema, check_disk, rows_in_group
 from tasks.collectives.reducer import Reducer, broadcast_value, run_on_rank_zero, wait_for_all
 from tasks.config.frozen import hashed_settings
-from tasks.model.network import Classifier
 from tasks.model.precision import precision_name
+from tasks.model.training_network import Classifier
 from tasks.model_package.network import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
 from tasks.model_package.serving import serving_network
 from tasks.object_store import file_system

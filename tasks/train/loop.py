@@ -20,7 +20,7 @@ from tasks.cache.order import VirtualRanks
 from tasks.collectives.reducer import Reducer
 from tasks.errors import Diverged
 from tasks.metrics.evaluate import EpochMetrics, evaluate
-from tasks.model.network import copy_of_state
+from tasks.model.training_network import copy_of_state
 from tasks.progress.activity import stepping
 from tasks.refs import TRAIN, VAL
 from tasks.system.signals import defer_signals

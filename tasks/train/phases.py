@@ -18,8 +18,8 @@ from tasks.environment import local_rank_and_size
 from tasks.errors import join_names
 from tasks.model.augmentation import make_augment
 from tasks.model.device import check_compiler, make_optimizer
-from tasks.model.network import Classifier
 from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_batch
+from tasks.model.training_network import Classifier
 from tasks.progress.activity import expect_slow_steps
 from tasks.refs import SPLITS, TEST, TRAIN, VAL
 from tasks.train.batches import check_data

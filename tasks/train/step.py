@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from tasks.collectives.reducer import Reducer
-from tasks.model.network import at_least_two
 from tasks.model.sync_batch_norm import SyncBatchNorm
+from tasks.model.training_network import at_least_two
 from tasks.train.progress import RunningEpoch
 
 Augment = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

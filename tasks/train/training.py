@@ -14,7 +14,7 @@ from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
 from tasks.metrics.evaluate import EpochMetrics
 from tasks.model.device import choose_device, make_deterministic
-from tasks.model.network import build_classifier, copy_of_state
+from tasks.model.training_network import build_classifier, copy_of_state
 from tasks.progress.activity import expect_slow_steps, working
 from tasks.progress.start_clock import process_start
 from tasks.refs import TRAIN, RunRef

@@ -49,8 +49,8 @@ def batch(model: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def network(model: str) -> Any:
     """Return our network in our precision."""
-    from tasks.model.network import build_classifier
     from tasks.model.precision import choose_precision
+    from tasks.model.training_network import build_classifier
 
     torch.manual_seed(1)
     classifier = build_classifier(model, "none", CLASSES, freeze_backbone=False)

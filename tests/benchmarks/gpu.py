@@ -24,8 +24,8 @@ from tasks.cache.manifest import read_manifest
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
 from tasks.model.device import make_deterministic, make_optimizer
-from tasks.model.network import build_classifier
 from tasks.model.precision import choose_precision
+from tasks.model.training_network import build_classifier
 from tasks.refs import TRAIN
 from tasks.train.loop import TrainedEpoch, train_one_epoch
 from tests.benchmarks import loader_data

@@ -77,7 +77,7 @@ def compare(speeds: dict[str, list[float]], mine: str, peer: str, title: str, go
 
 def full_network() -> torch.nn.Module:
     """Return the network of full fine-tuning."""
-    from tasks.model.network import build_classifier
+    from tasks.model.training_network import build_classifier
 
     return build_classifier("resnet18", "none", 10, freeze_backbone=False).to(memory_format=torch.channels_last)
 

@@ -41,8 +41,8 @@ def ours(folder: Path, precision: str) -> Run:
     from tasks.cache.manifest import read_manifest
     from tasks.config.train import TrainConfig
     from tasks.model.device import make_optimizer
-    from tasks.model.network import build_classifier
     from tasks.model.precision import choose_precision
+    from tasks.model.training_network import build_classifier
     from tasks.train.loop import train_one_epoch
     from tests.fakes.tiny_training import loop_of
 

@@ -11,7 +11,7 @@ from tasks.collectives.reducer import Reducer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase

@@ -7,7 +7,7 @@ import torch
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import save_classifier
 from tasks.predict.batch import predict_batch
 from tasks.refs import CacheRef, PredictReport, RunRef, TableRef

@@ -48,7 +48,7 @@ from tasks.etl.validate import BadFile, DataChecks, NearPair
 from tasks.launch.task import train_single, train_with_artifacts
 from tasks.orchestration.cancellation import is_being_cancelled
 from tasks.orchestration.failure import noted_error
-from tasks.orchestration.progress import progress_artifacts
+from tasks.orchestration.progress_artifacts import progress_artifacts
 from tasks.orchestration.stage import run_stage, stage
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted

@@ -19,8 +19,8 @@ from tasks.errors import WrongInput
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.restarts import RankFailed
 from tasks.model.device import make_optimizer
-from tasks.model.network import build_classifier
 from tasks.model.precision import choose_precision, largest_batch
+from tasks.model.training_network import build_classifier
 from tasks.refs import RunRef
 from tasks.storage import Storage
 from tasks.tracking.runs import read_artifact, run_metrics

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import ImageClassifier, Prediction, save_classifier
 from tasks.model_package.description import Precision
 from tasks.model_package.serving import computes_bf16

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from tasks.config.storage import StorageConfig
 from tasks.errors import TrackingUnavailable, WrongInput
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import save_classifier
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef, TableRef

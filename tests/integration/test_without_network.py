@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import ImageClassifier, save_classifier
 from tests.builders.image_bytes import encoded, noise
 from tests.builders.processes import ROOT, bare_environment

@@ -8,7 +8,7 @@ import torch
 import torchvision
 
 from tasks.config.cache import CacheConfig
-from tasks.model.network import Classifier, build_classifier
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.refs import CacheRef
 from tests.builders.caches import Pixels, noise, write_cache
 from tests.builders.small_network import SMALL

@@ -13,7 +13,7 @@ from tasks.checks import sanity as checks
 from tasks.checks.sanity import check_gradients, measure_gradients, not_finite, without_gradient
 from tasks.config.train import FineTunePhase, GradientConfig, TrainConfig
 from tasks.errors import WrongInput
-from tasks.model.network import Classifier, build_classifier
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
 from tasks.train.phases import phases_of
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from tasks.model import depthwise
 from tasks.model.depthwise import speed_up_depthwise
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.model_package.fold import fold_batch_norm
 
 CHANNELS = 8

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tasks.errors import WrongInput
-from tasks.model.network import Classifier, build_classifier
 from tasks.model.precision import choose_precision, forward_bytes, largest_batch, precision_name
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.serving import computes_bf16
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

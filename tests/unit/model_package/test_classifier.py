@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tasks.model.network import Classifier, build_classifier
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.classifier import ImageClassifier, Prediction, save_classifier
 from tasks.model_package.decode import decode_pixels
 from tasks.model_package.description import DESCRIPTION_FILE, WEIGHTS_FILE

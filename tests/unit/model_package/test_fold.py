@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.model.network import Classifier, build_classifier
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.fold import PackedConv2d, fold_batch_norm
 from tasks.model_package.serving import computes_bf16
 from tasks.train.features import ends_in_head

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.model.network import build_classifier, copy_of_state
+from tasks.model.training_network import build_classifier, copy_of_state
 from tasks.model_package import description
 from tasks.model_package.classifier import ImageClassifier, save_classifier
 from tasks.model_package.description import DESCRIPTION_FILE, WEIGHTS_FILE, InvalidPackage

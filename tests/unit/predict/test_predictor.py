@@ -9,7 +9,7 @@ from pyspark.cloudpickle import dumps
 from pyspark.resource import ResourceInformation
 
 from tasks.config.prediction import PredictConfig
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import save_classifier
 from tasks.predict.predictor import task_gpu
 from tasks.predict.scoring import make_predictor

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tasks.model.network import Classifier, build_classifier
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.train.features import backbone_digest, ends_in_head
 from tests.builders.small_network import SMALL
 

@@ -12,7 +12,7 @@ from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_f
 from tasks.cache.order import VirtualRanks
 from tasks.collectives.reducer import Reducer
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
-from tasks.model.network import Classifier, build_classifier
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.serving import computes_bf16
 from tasks.progress.count import StepProgress, listener
 from tasks.refs import TRAIN, VAL, CacheRef

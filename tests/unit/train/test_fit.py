@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import Batch
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.train.buffers import average_buffers
 from tasks.train.progress import Progress
 from tests.builders.small_network import SMALL

@@ -8,7 +8,7 @@ import torch
 import torchvision
 from torch.overrides import TorchFunctionMode
 
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 
 CREATE_WEIGHTS = (torch.empty, torch.zeros, torch.ones)
 """Functions by which layers create their weights; torchvision creates other tensors by other functions."""

@@ -10,7 +10,7 @@ from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
-from tasks.model.network import build_classifier
+from tasks.model.training_network import build_classifier
 from tasks.refs import CacheRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.train.phases import TrainingContext

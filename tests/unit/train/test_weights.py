@@ -11,8 +11,8 @@ import torch
 import torchvision
 
 from tasks.errors import WrongInput
-from tasks.model.network import build_classifier, load_weights
 from tasks.model.pretrained import weights_digest
+from tasks.model.training_network import build_classifier, load_weights
 from tasks.model_package.network import IMAGENET_CLASSES
 from tests.builders.small_network import SMALL
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tasks.orchestration.progress import LatestWriter
+from tasks.orchestration.progress_artifacts import LatestWriter
 
 
 def test_last_value_of_each_name_is_written(caplog: pytest.LogCaptureFixture) -> None:
@@ -33,7 +33,7 @@ def test_failure_is_logged_once_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next value is tried again."""
-    monkeypatch.setattr("tasks.orchestration.progress.UNAVAILABLE_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.orchestration.progress_artifacts.UNAVAILABLE_SECONDS", 0.0)
     tried: list[int] = []
     both = threading.Event()
 

@@ -8,8 +8,8 @@ import torchvision
 from torch import nn
 
 from tasks.errors import WrongInput
-from tasks.model.network import Classifier, build_classifier
 from tasks.model.pretrained import check_model_name
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.serving import computes_bf16
 from tests.builders.small_network import SMALL
 
