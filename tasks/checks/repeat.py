@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 
 from tasks.cache.manifest import open_cache
 from tasks.checks.original_run import OriginalRun, read_training
-from tasks.collectives.gpu_obstacle import expected_gpu_obstacle
 from tasks.errors import WrongInput
 from tasks.launch.launcher import launch_ranks
 from tasks.model.pretrained import weights_digest
 from tasks.refs import CacheRef, MetricPair, RepeatReport, RunRef
 from tasks.storage import Storage
+from tasks.system.cores import expected_gpu_obstacle
 from tasks.tracking.trained import REPEAT_TAG, download_weights
 from tasks.train.provenance import expected_provenance, make_provenance, provenance_changes
 from tasks.train.spec import TrainingSpec

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tasks.collectives.gpu_obstacle import expected_gpu_obstacle
 from tasks.config.distributed import Backend
-from tasks.system.cores import gpus_for
+from tasks.system.cores import expected_gpu_obstacle, gpus_for
 from tasks.system.slots import Gpus, share_of_gpus, take_gpus, take_slot
 from tasks.train.spec import TrainingSpec
 

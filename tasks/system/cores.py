@@ -1,4 +1,4 @@
-"""Resources that a process may use: cores, memory, and GPUs by name."""
+"""Resources that a process may use: cores, memory, GPUs by name, and why ranks cannot exchange gradients on them."""
 
 import math
 import os
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import psutil
 
+from tasks.config.distributed import Backend
 from tasks.environment import visible_gpus
+from tasks.errors import WrongInput
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Quota and period of a container's control group, in microseconds (Linux's cgroup v2 documentation). The root group of
@@ -67,3 +69,41 @@ def gpu_names() -> list[str]:
 def gpus_for(device: str) -> list[str]:
     """Return the GPUs that a training run with this `train.device` may use: none for `cpu`, else `gpu_names`."""
     return [] if device == "cpu" else gpu_names()
+
+
+def gpu_obstacle(backend: Backend, has_nccl: bool, num_ranks: int, num_gpus: int) -> WrongInput | None:
+    """Return the reason why ranks on this machine cannot exchange gradients on GPUs, with the way out, or None.
+
+    Args:
+        backend: Library that exchanges the gradients.
+        has_nccl: Whether it was built with NCCL; without it, a rank with tensors on a GPU fails.
+        num_ranks: Ranks on this machine.
+        num_gpus: GPUs that torch sees; NCCL does not support two ranks on one GPU.
+    """
+    if not has_nccl and backend == "horovod":
+        return WrongInput(
+            "Horovod was built without NCCL",
+            way_out="run 'HOROVOD_GPU_OPERATIONS=NCCL make setup', or set distributed.backend to torch",
+        )
+    if not has_nccl:
+        return WrongInput("torch was built without NCCL", way_out="install its build for CUDA")
+    if num_ranks > num_gpus:
+        return WrongInput(
+            f"{num_ranks} ranks share this machine and there are {num_gpus} GPUs", way_out="give at most as many ranks"
+        )
+    return None
+
+
+def expected_gpu_obstacle(backend: Backend, num_ranks: int) -> WrongInput | None:
+    """Return the obstacle of ranks that would be started on this machine now, or None without a GPU."""
+    import torch
+
+    if num_ranks == 1 or not torch.cuda.is_available():
+        return None
+    if backend == "torch":
+        has_nccl = torch.distributed.is_nccl_available()
+    else:
+        import horovod.torch as hvd  # Here: it takes seconds to load. `nccl_built` needs no other ranks.
+
+        has_nccl = hvd.nccl_built()
+    return gpu_obstacle(backend, has_nccl, num_ranks, torch.cuda.device_count())

@@ -12,7 +12,6 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from tasks.collectives.gpu_obstacle import gpu_obstacle
 from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
@@ -22,6 +21,7 @@ from tasks.launch.start_rank import EXIT_ORPHANED
 from tasks.progress.activity import Activity
 from tasks.refs import CacheRef
 from tasks.storage import Storage
+from tasks.system.cores import gpu_obstacle
 from tasks.train.spec import TrainingSpec, decisive_settings, run_key
 
 # A rank that sleeps instead of training.

