@@ -32,17 +32,18 @@ demo: setup  ## the whole DAG on the built-in images, or on SOURCE=/folder (WEIG
 up: setup  ## server, workers and MLflow UI until Ctrl-C
 	@$(python) -m deployments.up
 
-# One file of each kind that matters; `make test-all` has the others, too.
+# One file of each kind that matters, without the tests marked `long`; `make test-all` has the others, too.
 core := $(patsubst %,tests/integration/test_%.py,etl delta cache training backends promotion predict stream same_answers) \
     tests/e2e/test_digits.py
 $(foreach file,$(core),$(if $(wildcard $(file)),,$(error $(file), a file of `make test`, does not exist)))
 beyond_core := $(filter-out $(core),$(wildcard tests/integration/test_*.py tests/e2e/test_*.py))
 # Three files at a time, also on two cores: a third of the time a test waits for a process. The long ones first: the
 # folders' names are in that order. If they were named here, pytest's main process would import their conftest.py, too.
-pytest := $(python) -m pytest --durations=10 -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults
+# Bytecode is written even where the environment says no: else each of the tests' processes compiles this project again.
+pytest := PYTHONDONTWRITEBYTECODE= $(python) -m pytest --durations=10 -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults
 
 test: checks  ## lint, types, unit tests, and one file of tests for each kind: ETL, cache, training, promotion, inference
-	@$(pytest) $(beyond_core:%=--ignore=%) tests
+	@$(pytest) -m "not long" $(beyond_core:%=--ignore=%) tests
 
 test-all: checks  ## lint, types, and all tests but tests/faults
 	@$(pytest) --junitxml=$(or $(LAKEVISION_HOME),.lakevision)/test-all.xml tests

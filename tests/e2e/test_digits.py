@@ -91,6 +91,7 @@ def test_no_process_remains_after_the_demo(demo):
     assert processes_of(demo[0]) == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_second_demo_skips_every_stage(demo):
     """A second demo commits no table version, builds no cache, and trains and registers no model."""

@@ -47,7 +47,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict
 
 @pytest.mark.parametrize("name", [*CASES, "resumed_elsewhere"])
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_equal_one_process(trained, alone, num_ranks: int, backend: str, name: str) -> None:
     """With none to n + 1 rows per rank and step, weights, losses and errors are those of one process."""
     expected = alone(name, num_ranks)
@@ -108,6 +108,7 @@ def test_one_rank_equals_one_process_in_every_bit(trained, alone, backend: str) 
             assert torch.equal(results[name]["state"][key], value), (name, key)
 
 
+@pytest.mark.long
 def test_torch_ranks_train_features_and_phases_as_one_process(tmp_path, empty_tracking) -> None:
     """The head on cached features, then all layers with synchronized batch norm and averaged weights."""
     workspace = make_workspace(tmp_path, empty_tracking)

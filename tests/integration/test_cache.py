@@ -78,6 +78,7 @@ def test_same_version_is_built_once_and_other_settings_build_another_cache(spark
     assert other.url != first.url
 
 
+@pytest.mark.long
 def test_optimize_does_not_invalidate_the_cache(spark, images, storage):
     """A new table version with the same rows has the same cache."""
     first, _ = build(images, storage)

@@ -40,7 +40,9 @@ def query_both_ways(spark, storage, table: TableRef, schema: pa.Schema, where: d
     return tuple(sorted(rows.to_pylist(), key=lambda row: row[schema.names[0]]) for rows in (found, theirs))
 
 
-@pytest.mark.parametrize("name", ["home", "a b=ü#?", "a%20b"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("home", marks=pytest.mark.long), pytest.param("a b=ü#?", marks=pytest.mark.long), "a%20b"]
+)
 def test_rows_written_by_workers_and_by_spark_are_read_alike(spark, source, tmp_path, name):
     """Created, appended and merged versions are equal; Spark writes times of merged rows in Parquet's older type."""
     storage = resolve_storage(StorageConfig(home=str(tmp_path / name)))

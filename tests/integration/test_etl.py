@@ -230,6 +230,7 @@ def test_file_replaced_in_place_is_seen_and_touched_files_change_no_image(spark,
     assert ingest(source, storage).changed is False
 
 
+@pytest.mark.long
 def test_ledger_of_an_earlier_release_that_only_spark_reads_is_continued(spark, source, storage, monkeypatch):
     """As on a store: delta-rs does not read tables with a percent sign in their path. Changes are computed once."""
     storage = storage.model_copy(update={"tables": f"{storage.tables} 100%"})

@@ -151,6 +151,7 @@ def check_answers(storage, source, predicted):
     assert {(row["predicted"], row["model_version"]) for row in unpredicted} == {(None, None)}
 
 
+@pytest.mark.long
 def test_table_of_release_0_1_gets_the_new_columns(spark, prepared, storage, tmp_path):
     """Rows that are there keep their values, with null in the columns that were added; new rows have all of them."""
     shutil.copytree(prepared, storage.tables)
@@ -229,6 +230,7 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     assert re.search(r"model_version#\d+L? = 2\b", commit["operationParameters"]["predicate"])
 
 
+@pytest.mark.long
 def test_contents_of_many_pending_images_stay_where_they_are_read(spark, prepared, storage, tmp_path, monkeypatch):
     """Only keys are sent: the plan has no exchange of contents, and an image with several rows is predicted once."""
     monkeypatch.setattr(scoring, "SENT_IMAGES", 0)
@@ -327,6 +329,7 @@ def test_missing_model_table_or_column_is_named(spark, source, storage, tmp_path
     assert refused.value.setting == "predict.table"
 
 
+@pytest.mark.long
 def test_data_sets_of_one_stack_have_separate_tables_and_models(spark, make_images, storage, tmp_path, messages_of):
     """With one registry and two folders of tables, no champion labels the images of the other by accident."""
     first, second = (

@@ -225,6 +225,7 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     assert len(predicted_rows(storage)) == 32
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("newer", ["images", "predictions"])
 def test_gate_compares_on_tables_that_need_spark(spark, source, storage, tmp_path, newer):
     """Newer features of Delta's protocol in one of the tables: figures and rows are those of plain tables.

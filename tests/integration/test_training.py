@@ -102,7 +102,10 @@ def test_run_logs_metrics_and_model_and_is_not_repeated(finished):
 
 @pytest.mark.parametrize(
     ("num_ranks", "name", "source"),
-    [(None, "squeezenet1_1 24 px", "flows.train"), (2, "squeezenet1_1 24 px, 2 ranks", "flows.train_distributed")],
+    [
+        (None, "squeezenet1_1 24 px", "flows.train"),
+        pytest.param(2, "squeezenet1_1 24 px, 2 ranks", "flows.train_distributed", marks=pytest.mark.long),
+    ],
 )
 def test_run_is_described_in_the_list_of_runs(finished, num_ranks, name, source):
     """A run has a name, a source, datasets, and the model card as description."""
