@@ -176,7 +176,7 @@ def code_commit() -> str | None:
     """Return the commit of the code, from the image's environment or else from the git checkout, or None."""
     if given := code_version():
         return given
-    command = ["git", "-C", str(Path(tasks.__file__).parent), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(Path(tasks.__file__).parent), "rev-parse", "--quiet", "--verify", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except OSError:

@@ -1,7 +1,12 @@
 """Provenance of training runs, and its comparison."""
 
+import subprocess
+from pathlib import Path
+
+import pytest
 import torch
 
+import tasks
 from tasks.config.train import TrainConfig
 from tasks.storage import Storage
 from tasks.tracking.runs import code_commit, package_versions
@@ -60,6 +65,14 @@ def test_provenance_of_a_run_comes_from_its_parameters(storage: Storage) -> None
         )
         == []
     )
+
+
+def test_code_in_a_repository_without_a_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project whose first commit is still to come has no version of its code."""
+    monkeypatch.delenv("LAKEVISION_CODE_VERSION", raising=False)
+    monkeypatch.setattr(tasks, "__file__", str(tmp_path / "__init__.py"))
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert code_commit() is None
 
 
 def test_note_is_appended_to_the_existing_one() -> None:
