@@ -189,6 +189,7 @@ def test_no_image_changes_its_split_and_the_fractions_hold_after_killed_runs(tmp
         tables.check_shares()
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sets(st.integers(0, 39), min_size=1), min_size=2, max_size=5))
 def test_restored_image_has_its_former_split(tmp_path: Path, present) -> None:
