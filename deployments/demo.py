@@ -76,10 +76,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--image-size", type=int, default=None, help="side of the images in pixels")
     parser.add_argument(
-        "--port",
-        type=int,
-        default=None,
-        help=f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}",
+        "--port", type=int, default=None, help=f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}"
     )
     return parser.parse_args(arguments)
 

@@ -29,13 +29,7 @@ from prefect.utilities.urls import url_for
 from tasks.credentials import without_credentials
 from tasks.errors import UserError, is_retried
 from tasks.orchestration.cancellation import cancelled_task_run, causing_signal, is_being_cancelled, note_task_run
-from tasks.orchestration.failure import (
-    ARTIFACT_KEY,
-    error_labels,
-    failure_markdown,
-    state_message,
-    without_secrets,
-)
+from tasks.orchestration.failure import ARTIFACT_KEY, error_labels, failure_markdown, state_message, without_secrets
 from tasks.orchestration.progress_artifacts import progress_artifacts
 from tasks.orchestration.server_lock import server_locks
 from tasks.storage import Storage

@@ -19,13 +19,7 @@ from prefect.runtime import flow_run, task_run
 from prefect.states import Cancelling, Crashed
 from prefect.utilities.urls import url_for
 
-from tasks.errors import (
-    SubmittedRunCancelled,
-    SubmittedRunFailed,
-    SubmittedRunLost,
-    UserError,
-    WrongInput,
-)
+from tasks.errors import SubmittedRunCancelled, SubmittedRunFailed, SubmittedRunLost, UserError, WrongInput
 from tasks.orchestration.cancellation import is_being_cancelled
 from tasks.orchestration.failure import noted_error
 from tasks.orchestration.pool_settings import PoolSettings

@@ -151,10 +151,7 @@ def _without_champion(challenge: Challenge) -> Promotion:
 
 
 def _without_comparison(
-    challenge: Challenge,
-    known: tuple[ModelRef, float, int | None] | None,
-    problem: str,
-    against: list[str],
+    challenge: Challenge, known: tuple[ModelRef, float, int | None] | None, problem: str, against: list[str]
 ) -> Promotion:
     """Decide about a champion that cannot be evaluated: it stays, unless a user has said that the run replaces it.
 

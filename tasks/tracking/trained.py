@@ -16,13 +16,7 @@ from tasks.storage import Storage
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.files import read_json, repository
 from tasks.tracking.models import whole_model
-from tasks.tracking.runs import (
-    BATCH_SIZE_TAG,
-    CODE_TAG,
-    CONFIG_FILE,
-    RESUMED_WITH_CHANGES_TAG,
-    versions_in,
-)
+from tasks.tracking.runs import BATCH_SIZE_TAG, CODE_TAG, CONFIG_FILE, RESUMED_WITH_CHANGES_TAG, versions_in
 from tasks.tracking.server import EXPERIMENT, all_results, client_of, prepare_tracking
 from tasks.tracking.trained_tables import TABLE_PARAM
 
