@@ -15,8 +15,9 @@ from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.registry.aliases import CHALLENGER, CHAMPION, check_predicts, repair_aliases
-from tasks.registry.decide import Challenge, decide, with_approval
+from tasks.registry.decide import decide, with_approval
 from tasks.registry.decision import Approval, Promotion, promotion_section
+from tasks.registry.evidence import Challenge
 from tasks.registry.gate import check_comparable, check_minimums, choose_best
 from tasks.registry.history import DECISION_TAG, decision_tag, record, record_pending, row_of_promotion
 from tasks.spark.session import NeedsSpark
@@ -80,18 +81,7 @@ def promote_best(
     """
     with reachable(storage):
         best, accuracies, name = _best_run(runs, promote, storage, table)
-        challenge = Challenge(
-            best=best,
-            accuracies=accuracies,
-            name=name,
-            name_is_given=promote.model_name is not None,
-            promote=promote,
-            storage=storage,
-            spark=spark,
-            predict=predict,
-            approval=approval,
-            reason=reason,
-        )
+        challenge = Challenge(best, accuracies, name, promote, storage, spark, predict, approval, reason)
         with promotion_lock(storage, name):
             challenge = _with_earlier_version(challenge)
             decision = None

@@ -10,14 +10,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 
 from tasks.environment import mlflow_page
 from tasks.refs import RunRef
-from tasks.report import (
-    CALIBRATION_FILE,
-    CLASSES_FILE,
-    CONFUSION_FILE,
-    LEARNING_CURVES_FILE,
-    MISTAKES_FILE,
-    MODEL_CARD_FILE,
-)
+from tasks.report import CLASSES_FILE, FIGURE_FILES, MODEL_CARD_FILE
 from tasks.storage import Storage
 from tasks.text.markup import in_cells, markdown_link
 
@@ -93,8 +86,7 @@ def _images(run: RunRef, storage: Storage, page: str | None) -> str:
     from tasks.tracking.runs import read_artifact
     from tasks.tracking.server import runs_location
 
-    names = (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE)
-    contents = {name: read_artifact(storage, run, name) for name in names}
+    contents = {name: read_artifact(storage, run, name) for name in FIGURE_FILES}
     figures = {name: content for name, content in contents.items() if content is not None}
     shown = [f"![{name}]({uri})" for name, uri in fit_images(figures, MAX_IMAGE_BYTES).items()]
     everything = markdown_link("all training runs", mlflow_page(storage.tracking, runs_location(storage)))
