@@ -359,11 +359,8 @@ def main(arguments: Sequence[str]) -> int:
             tables = values["config"]["tables"]
             stream = run_stream(stack, tables, summary["model"])
             show_summary(stack, tables, flow_run_id, stream, own_tracking)
-    except ValidationError as error:
-        print(f"make demo: {explain(error)}", file=sys.stderr)
-        return 2
-    except WrongInput as error:
-        print(f"make demo: {error}", file=sys.stderr)
+    except (ValidationError, WrongInput) as error:
+        print(f"make demo: {explain(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         return 2
     except (RuntimeError, OSError, httpx.HTTPError) as error:
         print(f"make demo: {error} (logs: {lakevision_home()}/logs)", file=sys.stderr)
