@@ -9,6 +9,7 @@ from tasks.errors import WrongInput, join_names
 from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
 from tasks.predict.champion import known_classes
 from tasks.refs import ModelRef
+from tasks.registry import gate
 from tasks.registry.aliases import CHAMPION_TAG
 from tasks.registry.comparison import judged_text
 from tasks.registry.decision import Approval, Comparison, Outcome, Promotion
@@ -19,16 +20,6 @@ from tasks.registry.evidence import (
     compare_on_images,
     num_test_images,
     recorded_accuracy,
-)
-from tasks.registry.gate import (
-    NUM_NAMED,
-    check_comparable,
-    check_size,
-    class_objections,
-    classes_not_judged,
-    gain_objections,
-    is_older,
-    objections,
 )
 from tasks.registry.judged import note_judged
 from tasks.spark.session import try_without_spark
@@ -46,7 +37,7 @@ def _why_left_out(challenge: Challenge, champion: EvaluatedRun, previous: ModelR
             f"is version {earlier.version} already, which is older, and promoting it again does not move the alias "
             "back (to go back to the previous champion, run the flow rollback)"
         )
-    if is_older(best, champion):
+    if gate.is_older(best, champion):
         assert best.table is not None, "an older table is known"
         assert champion.table is not None, "an older table is known"
         return (
@@ -76,7 +67,7 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
     known = (previous, best.accuracy, best.images)
     if previous.run_id == best.run.run_id:
         return _decision(challenge, known, "unchanged", measured(best))
-    check_comparable(best, champion, challenge.name, is_given=challenge.promote.model_name is not None)
+    gate.check_comparable(best, champion, challenge.name, is_given=challenge.promote.model_name is not None)
     run, known = f"run {best.run.run_id}", (previous, champion.accuracy, champion.images)
     if (why := _why_left_out(challenge, champion, previous)) is not None:
         return _decision(challenge, known, "kept", f"{run} {why}")
@@ -88,7 +79,7 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
             theirs = known_classes(previous, storage)
         except WrongInput as error:
             raise ChampionUnusable(str(error)) from None
-        against = class_objections(ours, theirs, challenge.promote)
+        against = gate.class_objections(ours, theirs, challenge.promote)
         try:
             return _by_images(challenge, previous, champion, theirs, against)
         except TableGone:
@@ -185,7 +176,7 @@ def _by_images(
     # Also where a session is open: a driver predicts the test images before Spark's workers have loaded the model.
     compare = partial(compare_on_images, challenge, previous, champion, classes)
     found = try_without_spark(compare, challenge.spark, challenge.storage, even_if_open=True)
-    against = [*against, *objections(found, challenge.promote)]
+    against = [*against, *gate.objections(found, challenge.promote)]
     reason = (
         f"run {challenge.best.run.run_id} classifies {found.challenger_accuracy:.4f} of {found.images} test images "
         f"correctly, the champion {found.champion_accuracy:.4f}"
@@ -193,8 +184,8 @@ def _by_images(
     if found.left_out:
         reason += f" ({found.left_out} images that one of them was trained on do not count)"
     reason += f"; {judged_text(found.num_judged)}"
-    if few := classes_not_judged(found, challenge.promote):
-        reason += f"; too few images to judge the recall of {join_names(few[:NUM_NAMED], len(few))}"
+    if few := gate.classes_not_judged(found, challenge.promote):
+        reason += f"; too few images to judge the recall of {join_names(few[: gate.NUM_NAMED], len(few))}"
     if against:
         reason += f"; {'; '.join(against)}"
     known = (previous, found.champion_accuracy, found.images)
@@ -214,7 +205,7 @@ def _by_record(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun,
     # The two differ at most on the images that one of them classifies wrongly.
     differing = images * (2 - best.accuracy - theirs)
     promote = challenge.promote
-    against = [*against, *gain_objections(best.accuracy, theirs, differing, images, number, promote)]
+    against = [*against, *gate.gain_objections(best.accuracy, theirs, differing, images, number, promote)]
     reason = f"run {best.run.run_id} has {measured(best)}, the champion {theirs:.4f} {measured_on}"
     reason = "; ".join([reason, judged_text(number), *against])
     return _decision(challenge, (previous, theirs, num_tested), "kept" if against else "promoted", reason)
@@ -256,4 +247,4 @@ def _check_size(challenge: Challenge) -> None:
     if challenge.promote.max_megabytes is not None:
         with TemporaryDirectory() as scratch:
             folder = models.fetch_logged(challenge.storage, challenge.best.run, FILE_LIMITS, Path(scratch))
-            check_size((folder / WEIGHTS_FILE).stat().st_size, challenge.promote)
+            gate.check_size((folder / WEIGHTS_FILE).stat().st_size, challenge.promote)

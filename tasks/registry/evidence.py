@@ -206,8 +206,8 @@ def recorded_accuracy(
     If it was tested on other images, it is tested again on the challenger's cache.
 
     Returns:
-        The fraction of test images that were classified correctly (0-1); the number of these images, None if it is
-        unknown; and their description, for the reason of the decision.
+        The fraction of test images that were classified correctly (0-1), the number of these images (None if it is
+        unknown), and their description for the reason of the decision.
 
     Raises:
         ChampionUnusable: The champion cannot be loaded, or cannot be tested on the challenger's images.
