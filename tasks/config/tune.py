@@ -157,13 +157,13 @@ def number_type(name: str) -> type[int] | type[float] | None:
     annotation = TrainConfig.model_fields[name].annotation
     # Alternatives may have bounds of their own, and a literal may be an alternative to a number.
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    types = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts if not _is_literal(part)}
+    types = {
+        get_args(part)[0] if get_origin(part) is Annotated else part
+        for part in parts
+        if get_origin(part) is not Literal
+    }
     types -= {NoneType}
     return int if types == {int} else float if types == {float} else None
-
-
-def _is_literal(annotation: object) -> bool:
-    return get_origin(annotation) is Literal
 
 
 def with_values(train: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from PIL import Image
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
@@ -36,7 +37,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     metrics = run_metrics(storage, run)
     wanted = {name: value for name, value in metrics.items() if not name.startswith(SYSTEM_METRICS)}
     create_table_artifact(
-        table=[in_cells({"metric": name, "value": four_digits(value)}) for name, value in sorted(wanted.items())],
+        table=[_rounded({"metric": name, "value": value}) for name, value in sorted(wanted.items())],
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
@@ -52,15 +53,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     if (table := read_artifact(storage, run, CLASSES_FILE)) is not None:
         classes = json.loads(table)
         create_table_artifact(
-            table=[
-                in_cells(
-                    {
-                        name: four_digits(value) if isinstance(value, float) else value
-                        for name, value in zip(classes["columns"], row, strict=True)
-                    }
-                )
-                for row in classes["data"]
-            ],
+            table=[_rounded(dict(zip(classes["columns"], row, strict=True))) for row in classes["data"]],
             key=f"{key}-classes",
             description=f"Precision, recall and F1 of each class on the split test, MLflow run {run.run_id}",
         )
@@ -70,6 +63,10 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
             key=f"{key}-model-card",
             description=f"MLflow run {run.run_id}",
         )
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return in_cells({name: four_digits(value) if isinstance(value, float) else value for name, value in row.items()})
 
 
 def four_digits(value: float) -> float:
