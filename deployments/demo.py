@@ -70,14 +70,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the demo's options."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders, a path or URL")
-    parser.add_argument("--model", default=None, help="a torchvision classifier")
-    parser.add_argument(
-        "--weights", default=None, help="none, DEFAULT, or a state dict; freezes the backbone if not none"
-    )
-    parser.add_argument("--image-size", type=int, default=None, help="side of the images in pixels")
-    parser.add_argument(
-        "--port", type=int, default=None, help=f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}"
-    )
+    parser.add_argument("--model", help="a torchvision classifier")
+    parser.add_argument("--weights", help="none, DEFAULT, or a state dict; freezes the backbone if not none")
+    parser.add_argument("--image-size", type=int, help="side of the images in pixels")
+    port = f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}"
+    parser.add_argument("--port", type=int, help=port)
     return parser.parse_args(arguments)
 
 

@@ -177,8 +177,7 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
     except (Exception, TerminationSignal) as error:
         signal = causing_signal(error)
         if signal is not None and is_being_cancelled():
-            state: State[Any] = Cancelled(message="The flow run was cancelled.", data=signal)
-            return _not_cached(state)  # type: ignore[no-any-return]  # Prefect's state helpers return Any
+            return _not_cached(Cancelled(message="The flow run was cancelled.", data=signal))  # type: ignore[no-any-return]  # Prefect's state helpers return Any
         if signal is not None:
             raise signal from None  # Prefect reports a crash, which is correct here.
         if isinstance(error, UserError):

@@ -93,8 +93,7 @@ def _without_champion(challenge: Challenge) -> Promotion:
     _check_size(challenge)
     number = models.model_tags(challenge.storage, challenge.name).get(CHAMPION_TAG)
     if number is None:
-        reason = f"{measured(challenge.best)}, without a previous champion"
-        return _decision(challenge, None, "promoted", reason)
+        return _decision(challenge, None, "promoted", f"{measured(challenge.best)}, without a previous champion")
     lost = (
         f"version {number} of '{challenge.name}' was the champion, but has the alias no longer or was deleted (give a "
         "version the alias in MLflow if one is left)"

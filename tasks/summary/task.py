@@ -32,8 +32,7 @@ def summarize(
 ) -> PipelineSummary:
     """Write summary.json, and publish the summary and the champion's model card with the run."""
     summary = make_summary(storage, etl, cache, single, distributed, champion, predictions, seconds, skipped)
-    path = write_summary(storage, summary)
-    publish_summary(summary, storage, champion, path)
+    publish_summary(summary, storage, champion, write_summary(storage, summary))
     lines = summary_lines(summary)
     form = "\n%s" * len(lines)  # line breaks in the format: those within arguments are escaped
     logger.info(f"summary of the run{form}", *lines)

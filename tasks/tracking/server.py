@@ -156,8 +156,7 @@ def _artifact_location(storage: Storage) -> str | None:
     if storage.server_keeps_artifacts:
         return None
     # By default beside the database, with which they are moved.
-    beside = artifacts_folder(str(_home_of_database(storage) or storage.home))
-    location = storage.chosen_artifacts or beside
+    location = storage.chosen_artifacts or artifacts_folder(str(_home_of_database(storage) or storage.home))
     path = local_path(location)
     # The store that Hadoop calls s3a is s3 for MLflow.
     return re.sub("^s3a://", "s3://", location) if path is None else path.as_uri()
