@@ -277,14 +277,8 @@ class TrainConfig(FrozenConfig):
         return self.schedule in {"constant", "plateau"}
 
 
-NETWORK = {
-    "model": ("train", "model"),
-    "weights": ("train", "weights"),
-    "freeze_backbone": ("train", "freeze_backbone"),
-}
-
-
-DEVICE_AND_EPOCHS = {"device": ("train", "device"), "max_epochs": ("train", "max_epochs")}
+NETWORK = {name: ("train", name) for name in ("model", "weights", "freeze_backbone")}
+DEVICE_AND_EPOCHS = {name: ("train", name) for name in ("device", "max_epochs")}
 
 
 class TrainRun(CacheRun):

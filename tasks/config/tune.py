@@ -222,10 +222,7 @@ class TuneRun(TrainRun):
     """Parameters of the flow `tune`."""
 
     first_screen = (
-        {"num_trials": ("tune", "num_trials"), "parallel": ("tune", "parallel")}
-        | NETWORK
-        | IMAGE_SIZE
-        | DEVICE_AND_EPOCHS
+        {name: ("tune", name) for name in ("num_trials", "parallel")} | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
     )
 
     tune: TuneConfig = TuneConfig()
