@@ -138,11 +138,8 @@ def form_properties(
         schema = deepcopy(groups[group]["properties"][field])
         default = schema.pop("default", None)
         schema.pop("minLength", None)  # a deployment may leave it empty for the user to fill in; a rule refuses its run
-        default_text = (
-            ""
-            if default is None or name in required
-            else f"; by default {str(default).lower() if isinstance(default, bool) else default}"
-        )
+        written = str(default).lower() if isinstance(default, bool) else default
+        default_text = "" if default is None or name in required else f"; by default {written}"
         shown[name] = schema | {"title": title(name), "description": schema["description"] + default_text}
     shown |= {name: schema for name, schema in properties.items() if name not in groups}
     for name in sorted(groups, key=lambda name: name in {"storage", "spark"}):

@@ -148,13 +148,9 @@ def promotable_runs(storage: Storage, table: TableRef | None = None) -> list[Run
 def _finished_runs(storage: Storage) -> Iterator[Run]:
     """Return the finished training runs, the newest first, without those of release 0.1.0."""
     client, experiments = client_of(storage), [prepare_tracking(storage)]
+    wanted, order = "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0", ["attributes.start_time DESC"]
     found: Iterator[Run] = all_results(
-        lambda token: client.search_runs(
-            experiments,
-            "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
-            order_by=["attributes.start_time DESC"],
-            page_token=token,
-        )
+        lambda token: client.search_runs(experiments, wanted, order_by=order, page_token=token)
     )
     return (run for run in found if OLD_MODEL_TAG not in run.data.tags)
 
