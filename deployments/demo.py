@@ -70,17 +70,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the demo's options."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders, a path or URL")
-    parser.add_argument("--model", default=None, help="a torchvision classifier")
-    parser.add_argument(
-        "--weights", default=None, help="none, DEFAULT, or a state dict; freezes the backbone if not none"
-    )
-    parser.add_argument("--image-size", type=int, default=None, help="side of the images in pixels")
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=None,
-        help=f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}",
-    )
+    parser.add_argument("--model", help="a torchvision classifier")
+    parser.add_argument("--weights", help="none, DEFAULT, or a state dict; freezes the backbone if not none")
+    parser.add_argument("--image-size", type=int, help="side of the images in pixels")
+    port = f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}"
+    parser.add_argument("--port", type=int, help=port)
     return parser.parse_args(arguments)
 
 
@@ -362,11 +356,8 @@ def main(arguments: Sequence[str]) -> int:
             tables = values["config"]["tables"]
             stream = run_stream(stack, tables, summary["model"])
             show_summary(stack, tables, flow_run_id, stream, own_tracking)
-    except ValidationError as error:
-        print(f"make demo: {explain(error)}", file=sys.stderr)
-        return 2
-    except WrongInput as error:
-        print(f"make demo: {error}", file=sys.stderr)
+    except (ValidationError, WrongInput) as error:
+        print(f"make demo: {explain(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         return 2
     except (RuntimeError, OSError, httpx.HTTPError) as error:
         print(f"make demo: {error} (logs: {lakevision_home()}/logs)", file=sys.stderr)

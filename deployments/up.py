@@ -54,12 +54,9 @@ def main() -> int:
             while True:
                 stack.check_alive()
                 time.sleep(1.0)
-    except WrongInput as error:
+    except (WrongInput, RuntimeError, OSError) as error:
         print(f"make up: {error}", file=sys.stderr)
-        return 2
-    except (RuntimeError, OSError) as error:
-        print(f"make up: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, WrongInput) else 1
     except KeyboardInterrupt:
         return 0
 

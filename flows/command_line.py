@@ -154,13 +154,8 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
         model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
         @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
+        def settings_customise_sources(  # type: ignore[override]  # pydantic-settings passes the others by name
+            cls, settings_cls: type[BaseSettings], **_others: PydanticBaseSettingsSource
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             # Options only: an environment variable that happens to be called TRAIN or CACHE must not be read.
             return (
@@ -225,11 +220,8 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     program = f"python -m {module.name}" if module else Path(sys.argv[0]).name
     try:
         config = parse_arguments(model, program, sys.argv[1:])
-    except ValidationError as error:
-        print(f"{program}: {explain(error)}", file=sys.stderr)
-        sys.exit(EXIT_WRONG_INPUT)
-    except (SettingsError, WrongInput) as error:
-        print(f"{program}: {error}", file=sys.stderr)
+    except (ValidationError, SettingsError, WrongInput) as error:
+        print(f"{program}: {explain(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)
     log = "none"
     try:

@@ -14,15 +14,9 @@ def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache
     """Train a model with several ranks on `cache_ref`, or on the cache of a version of `images`."""
     storage = resolve_storage(config.storage)
     if cache_ref is None:  # else the flow that submits this one has checked its input
-        # Imported here: they load Spark, which training on a given cache does not need.
-        from tasks.cache.task import materialize
-        from tasks.checks.task import check_batches_fit, check_trainable
-        from tasks.etl.task import choose_images
+        from flows.train import prepare_cache  # Here: it loads Spark, which training on a given cache does not need.
 
-        run_stage(check_trainable, config.train, config.cache, storage)
-        images = run_stage(choose_images, config.table_version, storage, config.spark)
-        run_stage(check_batches_fit, config.train, images, config.distributed)
-        cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)
+        cache_ref = prepare_cache(config, storage, config.distributed)
     return run_stage(train_ranks, config.train, config.distributed, cache_ref, storage, config.spark)
 
 

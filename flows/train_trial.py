@@ -14,15 +14,9 @@ def train_trial(config: TrialRun = TrialRun(), cache_ref: CacheRef | None = None
     """Train on `cache_ref`, or on the cache of a version of `images`, and report the result to the study."""
     storage = resolve_storage(config.storage)
     if cache_ref is None:
-        # Imported here: they load Spark, which training on a given cache does not need.
-        from tasks.cache.task import materialize
-        from tasks.checks.task import check_batches_fit, check_trainable
-        from tasks.etl.task import choose_images
+        from flows.train import prepare_cache  # Here: it loads Spark, which training on a given cache does not need.
 
-        run_stage(check_trainable, config.train, config.cache, storage)
-        images = run_stage(choose_images, config.table_version, storage, config.spark)
-        run_stage(check_batches_fit, config.train, images)
-        cache_ref = run_stage(materialize, config.cache, images, storage, config.spark)
+        cache_ref = prepare_cache(config, storage)
     return run_stage(train_trial_here, config, cache_ref, storage)
 
 

@@ -223,6 +223,13 @@ def ssh_address() -> str | None:
     return words[2] if len(words) == 4 else None
 
 
+_RENDEZVOUS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("LAKEVISION_RENDEZVOUS_HOST", "LAKEVISION_RENDEZVOUS_PORT", "LAKEVISION_RENDEZVOUS_SECRET"),
+)
+"""Variables of a rendezvous, in the order of its fields; the numbers have the names of torch's own launcher."""
+
+
 class Rendezvous(NamedTuple):
     """Number of a rank of the backend torch, and the server of its launcher."""
 
@@ -237,30 +244,15 @@ class Rendezvous(NamedTuple):
     secret: str
 
     def environment(self) -> dict[str, str]:
-        """Return the environment from which the rank reads them; the numbers have the names of torch's own launcher."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.num_ranks),
-            "LOCAL_RANK": str(self.local_rank),
-            "LOCAL_WORLD_SIZE": str(self.local_size),
-            "LAKEVISION_RENDEZVOUS_HOST": self.host,
-            "LAKEVISION_RENDEZVOUS_PORT": str(self.port),
-            "LAKEVISION_RENDEZVOUS_SECRET": self.secret,
-        }
+        """Return the environment from which the rank reads them."""
+        return dict(zip(_RENDEZVOUS, map(str, self), strict=True))
 
 
 def rendezvous() -> Rendezvous:
     """Return the rendezvous of this rank, as its launcher set it."""
-    given = os.environ
-    return Rendezvous(
-        rank=int(given["RANK"]),
-        num_ranks=int(given["WORLD_SIZE"]),
-        local_rank=int(given["LOCAL_RANK"]),
-        local_size=int(given["LOCAL_WORLD_SIZE"]),
-        host=given["LAKEVISION_RENDEZVOUS_HOST"],
-        port=int(given["LAKEVISION_RENDEZVOUS_PORT"]),
-        secret=given["LAKEVISION_RENDEZVOUS_SECRET"],
-    )
+    *numbers, host, port, secret = (os.environ[name] for name in _RENDEZVOUS)
+    rank, num_ranks, local_rank, local_size = map(int, numbers)
+    return Rendezvous(rank, num_ranks, local_rank, local_size, host, int(port), secret)
 
 
 def tracking_uri() -> str | None:

@@ -153,13 +153,7 @@ class HostLost(UserError, RuntimeError):
     """
 
     def __init__(
-        self,
-        message: object = "",
-        host: str = "",
-        ranks: Sequence[int] = (),
-        *,
-        setting: str = "",
-        way_out: str = "",
+        self, message: object = "", host: str = "", ranks: Sequence[int] = (), *, setting: str = "", way_out: str = ""
     ) -> None:
         super().__init__(message, setting=setting, way_out=way_out)
         self.host = host

@@ -46,11 +46,7 @@ PATCHES = (
     (
         "horovod/common/tensor_queue.cc",
         _lines("  message_queue_.push(std::move(message));", "  return Status::OK();"),
-        _lines(
-            "  message_queue_.push(std::move(message));",
-            "  has_message_.notify_one();",
-            "  return Status::OK();",
-        ),
+        _lines("  message_queue_.push(std::move(message));", "  has_message_.notify_one();", "  return Status::OK();"),
     ),
     (
         "horovod/common/tensor_queue.cc",

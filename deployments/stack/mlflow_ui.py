@@ -143,22 +143,18 @@ def main(arguments: Sequence[str]) -> int:
             where = f"'{auth_file(home)}'" if own_auth_string() is None else f"${OWN_STRING}"
             print(f"the login is in {where}: user, colon, password", flush=True)
         storage = served_storage(str(home))
-    except WrongInput as error:
-        print(f"mlflow_ui: {error}", file=sys.stderr)
-        return 2
-    # Before the import, at which MLflow reads these variables.
-    os.environ.update(server_environment(storage, hosts, options.port))
-    from mlflow.server.fastapi_app import app
-    from mlflow.server.handlers import initialize_backend_stores
+        # Before the import, at which MLflow reads these variables.
+        os.environ.update(server_environment(storage, hosts, options.port))
+        from mlflow.server.fastapi_app import app
+        from mlflow.server.handlers import initialize_backend_stores
 
-    from tasks.tracking.server import prepare_tracking
+        from tasks.tracking.server import prepare_tracking
 
-    try:
         if storage.tracking.startswith("sqlite:"):
             prepare_tracking(storage)  # first: it creates the database file, readable by its owner only
         initialize_backend_stores(storage.tracking, storage.tracking, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
         prepare_tracking(storage)
-    except WrongInput as error:  # a moved home that cannot be written
+    except WrongInput as error:  # also a moved home that cannot be written
         print(f"mlflow_ui: {error}", file=sys.stderr)
         return 2
     serve(Guard(app, login, hosts, options.port), listening)

@@ -71,7 +71,7 @@ def _parse(logged: LoggedTraining) -> OriginalRun:
     data, train = config["data"], config["train"]
     # A repetition removes no old checkpoints or caches.
     return OriginalRun(
-        run_id=logged.run_id,
+        **{name: value for name, value in vars(logged).items() if name != "config"},
         train=TrainConfig.model_validate(train | {"keep_checkpoint_days": 0}, context=RECORDED),
         distributed=None
         if config["distributed"] is None
@@ -86,10 +86,5 @@ def _parse(logged: LoggedTraining) -> OriginalRun:
         processor=config.get("processor"),
         precision=config["precision"],
         num_threads=config.get("num_threads"),
-        batch_sizes=logged.batch_sizes,
-        versions=logged.versions,
-        code_version=logged.code_version,
-        resumed_with_changes=logged.resumed_with_changes,
-        metrics=logged.metrics,
         new_settings=sorted(TrainConfig.model_fields.keys() - train.keys() - added_settings(TrainConfig).keys()),
     )

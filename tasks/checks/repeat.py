@@ -71,14 +71,8 @@ def differences_now(original: OriginalRun) -> list[str]:
 
 def _original_provenance(run: OriginalRun) -> dict[str, str]:
     """Return the provenance of a run at its start."""
-    return make_provenance(
-        device=run.device,
-        processor=run.processor,
-        precision=run.precision,
-        num_threads=run.num_threads,
-        code=run.code_version,
-        versions=run.versions,
-    )
+    logged = run.model_dump(include={"device", "processor", "precision", "num_threads", "versions"})
+    return make_provenance(**logged, code=run.code_version)
 
 
 def differences_of(original: OriginalRun, repetition: OriginalRun) -> list[str]:

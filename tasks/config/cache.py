@@ -6,7 +6,7 @@ from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.run import SparkRun
-from tasks.config.values import KeepDays, StageTimeout, TableVersion
+from tasks.config.values import KeepDays, Seconds, TableVersion
 
 
 class CacheConfig(FrozenConfig):
@@ -32,7 +32,7 @@ class CacheConfig(FrozenConfig):
         le=1_000_000,
         description="Maximum size of all caches, in GB; above it, the least recently used are removed. Empty: no limit",
     )
-    timeout_seconds: StageTimeout = Field(
+    timeout_seconds: Seconds = Field(
         86_400, description="Timeout of the build, in seconds; it is retried twice, each time with this timeout"
     )
 

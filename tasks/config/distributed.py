@@ -6,17 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from tasks.config import submitted
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.frozen import AsBefore, FrozenConfig, hashed_settings
 from tasks.config.storage import SparkConfig
-from tasks.config.submitted import (
-    Deployment,
-    HeartbeatTimeout,
-    RunJobVariables,
-    RunTimeout,
-    StartTimeout,
-    SubmitTimeout,
-)
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, Text
 from tasks.credentials import check_url
@@ -108,12 +101,12 @@ class DistributedConfig(FrozenConfig):
         "work_pool if a Prefect server is configured, else in_place",
     )
     work_pool: str = Field("gpu", min_length=1, description="Work pool of the deployment, whose worker runs the ranks")
-    deployment: Deployment = "train-distributed/train-distributed"
-    job_variables: RunJobVariables = Field(default_factory=dict)
-    submit_timeout_seconds: SubmitTimeout = 300
-    start_timeout_seconds: StartTimeout = 1800
-    heartbeat_timeout_seconds: HeartbeatTimeout = 900
-    run_timeout_seconds: RunTimeout = 86_400
+    deployment: submitted.Deployment = "train-distributed/train-distributed"
+    job_variables: submitted.RunJobVariables = Field(default_factory=dict)
+    submit_timeout_seconds: submitted.SubmitTimeout = 300
+    start_timeout_seconds: submitted.StartTimeout = 1800
+    heartbeat_timeout_seconds: submitted.HeartbeatTimeout = 900
+    run_timeout_seconds: submitted.RunTimeout = 86_400
     launcher: Literal["local", "hosts", "spark"] = Field(
         "local",
         description="local: the ranks run where the flow runs. hosts: on the machines in `hosts`, over ssh. spark: as "
@@ -169,8 +162,20 @@ class DistributedConfig(FrozenConfig):
         description="rank0: log the lines of rank 0 and the warnings of the others; all: log the lines of every rank",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_moved(cls, values: Any) -> Any:
+        moved = sorted(MOVED_TO_TRAIN & values.keys()) if isinstance(values, Mapping) else []
+        if moved:
+            names = " and ".join(f"train.{name}" for name in moved)
+            raise WrongInput(
+                f"{' and '.join(moved)} of distributed moved to {names}, which apply to any number of ranks",
+                way_out="give them there, or leave them out",
+            )
+        return values
+
     @model_validator(mode="after")
-    def _check_min_ranks(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.min_ranks is not None and not self.max_restarts:
             raise WrongInput(
                 f"min_ranks is {self.min_ranks}, but max_restarts is 0, so ranks never start again",
@@ -190,32 +195,12 @@ class DistributedConfig(FrozenConfig):
                 setting="min_ranks",
                 way_out="leave min_ranks out, or set sync_batch_norm to false",
             )
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_moved(cls, values: Any) -> Any:
-        moved = sorted(MOVED_TO_TRAIN & values.keys()) if isinstance(values, Mapping) else []
-        if moved:
-            names = " and ".join(f"train.{name}" for name in moved)
-            raise WrongInput(
-                f"{' and '.join(moved)} of distributed moved to {names}, which apply to any number of ranks",
-                way_out="give them there, or leave them out",
-            )
-        return values
-
-    @model_validator(mode="after")
-    def _check_compression(self) -> Self:
         if self.gradient_compression == "bf16" and self.backend == "horovod":
             raise WrongInput(
                 "gradient_compression is 'bf16' with the backend 'horovod', which cannot send bfloat16",
                 setting="gradient_compression",
                 way_out="set backend to torch, or gradient_compression to fp16 or none",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_hosts(self) -> Self:
         if self.launcher == "local" and not self.shared_home:
             raise WrongInput(
                 "shared_home is false, but launcher is 'local', whose ranks are on one machine",

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from tasks.config.frozen import FrozenConfig
 from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import DeletedFraction, StageTimeout, check_remote_file, is_url
+from tasks.config.values import Fraction, Seconds, check_remote_file, is_url
 from tasks.credentials import Url
 from tasks.errors import MAX_SHOWN, WrongInput, loggable
 
@@ -49,6 +49,14 @@ class LabelConfig(FrozenConfig):
                     setting=name,
                     way_out=f"set by to '{name}', or leave out {name}",
                 )
+        if self.file and not self.file.lower().endswith((".csv", ".parquet")):
+            raise WrongInput(
+                f"file is '{_truncated(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet",
+                setting="file",
+                way_out="give one of these",
+            )
+        if self.file and is_url(self.file):
+            check_remote_file(self.file)
         return self
 
     @model_validator(mode="after")
@@ -67,18 +75,6 @@ class LabelConfig(FrozenConfig):
                 setting="pattern",
                 way_out="put exactly one pair of parentheses around the label, or name its group: (?P<label>...)",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_file_format(self) -> Self:
-        if self.file and not self.file.lower().endswith((".csv", ".parquet")):
-            raise WrongInput(
-                f"file is '{_truncated(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet",
-                setting="file",
-                way_out="give one of these",
-            )
-        if self.file and is_url(self.file):
-            check_remote_file(self.file)
         return self
 
 
@@ -119,13 +115,11 @@ class EtlConfig(FrozenConfig):
         description="Treatment of a deleted file's image in the table `images`: remove or keep; the table `files` "
         "records the file as deleted either way",
     )
-    max_bad_fraction: float = Field(
+    max_bad_fraction: Fraction = Field(
         0.1,
-        ge=0.0,
-        le=1.0,
         description="Maximum fraction of quarantined files; above it the run fails and leaves the tables unchanged",
     )
-    max_deleted_fraction: DeletedFraction = Field(
+    max_deleted_fraction: Fraction = Field(
         0.2,
         description="Maximum fraction of images that may leave the table `images` in a run, of all and of each class. "
         "Five may leave in any case, but never the last of a class. Above it the run fails and leaves the tables "
@@ -153,30 +147,23 @@ class EtlConfig(FrozenConfig):
         "decoded",
     )
     min_side: int = Field(
-        2,
-        ge=1,
-        le=1024,
-        description="Minimum side of an image, in pixels; images with a shorter one are quarantined",
+        2, ge=1, le=1024, description="Minimum side of an image, in pixels; images with a shorter one are quarantined"
     )
     replace_source: bool = Field(
         False, description="Allow a source or labels that the tables were not created from to replace their contents"
     )
-    timeout_seconds: StageTimeout = Field(
+    timeout_seconds: Seconds = Field(
         86_400, description="Timeout of ETL, in seconds; it is retried twice, each time with this timeout"
     )
 
     @model_validator(mode="after")
-    def _check_fractions(self) -> Self:
+    def _check_splits(self) -> Self:
         if self.val_fraction + self.test_fraction >= 1.0:
             raise WrongInput(
                 f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on",
                 setting="val_fraction",
                 way_out="make their sum less than 1",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_split_source(self) -> Self:
         if self.split_by == "file" and self.labels.by != "file":
             raise WrongInput(
                 f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split",

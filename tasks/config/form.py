@@ -23,12 +23,11 @@ def _plain(number: float) -> str:
 
 def number_bounds(schema: Mapping[str, Any]) -> str:
     """Return the bounds of a number or a length in words, or an empty string."""
-    step = 1 if schema.get("type") == "integer" else 0
     least, most = schema.get("minimum"), schema.get("maximum")
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    if step:
-        least = above + step if above is not None else least
-        most = below - step if below is not None else most
+    if schema.get("type") == "integer":
+        least = above + 1 if above is not None else least
+        most = below - 1 if below is not None else most
         above = below = None
     low = f"more than {_plain(above)}" if above is not None else "" if least is None else f"at least {_plain(least)}"
     high = f"less than {_plain(below)}" if below is not None else "" if most is None else f"at most {_plain(most)}"
@@ -139,11 +138,8 @@ def form_properties(
         schema = deepcopy(groups[group]["properties"][field])
         default = schema.pop("default", None)
         schema.pop("minLength", None)  # a deployment may leave it empty for the user to fill in; a rule refuses its run
-        default_text = (
-            ""
-            if default is None or name in required
-            else f"; by default {str(default).lower() if isinstance(default, bool) else default}"
-        )
+        written = str(default).lower() if isinstance(default, bool) else default
+        default_text = "" if default is None or name in required else f"; by default {written}"
         shown[name] = schema | {"title": title(name), "description": schema["description"] + default_text}
     shown |= {name: schema for name, schema in properties.items() if name not in groups}
     for name in sorted(groups, key=lambda name: name in {"storage", "spark"}):

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import StageTimeout
+from tasks.config.values import Seconds
 
 
 class MaintainConfig(FrozenConfig):
@@ -34,7 +34,7 @@ class MaintainConfig(FrozenConfig):
         description="Remove pins of this tracking server that none of its registered models needs any more, as after "
         "models were deleted, and the predictions by models that it does not have",
     )
-    timeout_seconds: StageTimeout = Field(
+    timeout_seconds: Seconds = Field(
         86_400, description="Timeout of maintenance, in seconds; it is retried twice, each time with this timeout"
     )
 

@@ -50,13 +50,9 @@ class PipelineConfig(SparkRun):
         return self.distributed if self.trains_distributed else None
 
     @model_validator(mode="after")
-    def _check_training(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.trains_distributed:
             check_options(self.train, self.distributed, self.spark)
-        return self
-
-    @model_validator(mode="after")
-    def _check_prediction(self) -> Self:
         if self.predict.alias != "champion":
             raise WrongInput(
                 f"predict.alias is '{self.predict.alias}', but the DAG predicts with the champion it promotes",

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from tasks.config.frozen import FrozenConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import DeletedFraction, RunId, StageTimeout, TableVersion
+from tasks.config.values import Fraction, RunId, Seconds, TableVersion
 from tasks.credentials import Url
 from tasks.errors import WrongInput, loggable
 
@@ -34,21 +34,17 @@ class PredictConfig(FrozenConfig):
     )
     batch_size: int = Field(64, ge=1, le=4096, description="Images per forward pass")
     top_k: int = Field(5, ge=1, le=1000, description="Number of most probable classes to write for each image")
-    min_probability: float = Field(
+    min_probability: Fraction = Field(
         0.0,
-        ge=0.0,
-        le=1.0,
         description="Probability of the most probable class below which the label is 'unsure'; existing predictions "
         "keep their labels",
     )
-    max_error_fraction: float = Field(
+    max_error_fraction: Fraction = Field(
         0.5,
-        ge=0.0,
-        le=1.0,
         description="Maximum fraction of images with an error instead of a label; above it, from 10 errors on, the run "
         "fails and writes nothing",
     )
-    max_deleted_fraction: DeletedFraction = Field(
+    max_deleted_fraction: Fraction = Field(
         0.2,
         description="Maximum fraction of the images of source that may leave the table `inputs` in a run since their "
         "files are gone. Five may leave in any case. Above it the run fails and writes nothing. 1: no maximum. A "
@@ -57,7 +53,7 @@ class PredictConfig(FrozenConfig):
     retry_errors: bool = Field(
         False, description="Predict images with an error again, and replace their rows; otherwise they keep the error"
     )
-    timeout_seconds: StageTimeout = Field(
+    timeout_seconds: Seconds = Field(
         86_400, description="Timeout of inference, in seconds; it is retried twice, each time with this timeout"
     )
 
@@ -152,7 +148,7 @@ class StreamConfig(FrozenConfig):
         description="Start again with the present rows or files, such as after VACUUM deleted changes that the stream "
         "had not read; images that have a prediction are not predicted again",
     )
-    timeout_seconds: StageTimeout = Field(
+    timeout_seconds: Seconds = Field(
         86_400,
         description="Timeout of a run, in seconds; it is retried twice, each time with this timeout. A stream with "
         "interval_seconds needs a longer one",

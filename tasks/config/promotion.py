@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from tasks.config.frozen import FrozenConfig
 from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import YEAR_SECONDS, ModelName, StageTimeout
+from tasks.config.values import Fraction, ModelName, Seconds
 from tasks.errors import WrongInput
 
 
@@ -18,17 +18,13 @@ class PromoteConfig(FrozenConfig):
         description="Name of the registered model; empty: one model per table, named after the source, such as "
         "lakevision-digits or lakevision-photos-1a2b3c",
     )
-    min_test_accuracy: float = Field(
+    min_test_accuracy: Fraction = Field(
         0.0,
-        ge=0.0,
-        le=1.0,
         description="Minimum accuracy on the split `test` for promotion; a run that is not better than the champion is "
         "never promoted",
     )
-    min_test_macro_f1: float = Field(
+    min_test_macro_f1: Fraction = Field(
         0.0,
-        ge=0.0,
-        le=1.0,
         description="Minimum macro F1 on the split `test` for promotion: the mean F1 of all classes, to which a rare "
         "class contributes as much as a frequent one",
     )
@@ -40,11 +36,8 @@ class PromoteConfig(FrozenConfig):
         "a run that is worse by less, -1: no limit. It grows with the number of challengers that these images have "
         "judged",
     )
-    max_recall_drop: float = Field(
-        0.1,
-        ge=0.0,
-        le=1.0,
-        description="Maximum drop of the recall of a class against the champion's; 1: no limit",
+    max_recall_drop: Fraction = Field(
+        0.1, description="Maximum drop of the recall of a class against the champion's; 1: no limit"
     )
     min_class_images: int = Field(
         20,
@@ -52,10 +45,8 @@ class PromoteConfig(FrozenConfig):
         description="Test images of a class from which on max_recall_drop counts as it is; with fewer, a larger drop "
         "counts unless it may be chance",
     )
-    max_p_value: float = Field(
+    max_p_value: Fraction = Field(
         1.0,
-        ge=0.0,
-        le=1.0,
         description="Maximum p-value of McNemar's exact test of both models on the same images, such as 0.05; 1: no "
         "limit. It is divided by the number of challengers that these images have judged",
     )
@@ -82,13 +73,11 @@ class PromoteConfig(FrozenConfig):
         description="Who decides on a run that is within all limits; human: a run of the deployment promote asks "
         "in the UI, and no process waits meanwhile",
     )
-    approval_seconds: int = Field(
+    approval_seconds: Seconds = Field(
         86_400,
-        ge=1,
-        le=YEAR_SECONDS,
         description="Time limit of the answer, in seconds; after it the run fails and the champion stays",
     )
-    timeout_seconds: StageTimeout = Field(
+    timeout_seconds: Seconds = Field(
         86_400, description="Timeout of the promotion, in seconds; it is retried twice, each time with this timeout"
     )
 

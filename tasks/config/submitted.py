@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig
-from tasks.config.values import YEAR_SECONDS
+from tasks.config.values import YEAR_SECONDS, Seconds
 from tasks.credentials import JobVariables
 
 Deployment = Annotated[
@@ -21,21 +21,15 @@ RunJobVariables = Annotated[
 ]
 
 SubmitTimeout = Annotated[
-    int,
-    Field(
-        ge=1,
-        le=YEAR_SECONDS,
-        description="Maximum time that a submitted run waits while no worker polls the pool, in seconds",
-    ),
+    Seconds,
+    Field(description="Maximum time that a submitted run waits while no worker polls the pool, in seconds"),
 ]
 
 StartTimeout = Annotated[
-    int,
+    Seconds,
     Field(
-        ge=1,
-        le=YEAR_SECONDS,
         description="Maximum time from the moment a worker takes a submitted run until its process begins, including "
-        "the pull of an image, in seconds",
+        "the pull of an image, in seconds"
     ),
 ]
 
@@ -49,7 +43,7 @@ HeartbeatTimeout = Annotated[
     ),
 ]
 
-RunTimeout = Annotated[int, Field(ge=1, le=YEAR_SECONDS, description="Timeout of a submitted run, in seconds")]
+RunTimeout = Annotated[Seconds, Field(description="Timeout of a submitted run, in seconds")]
 
 
 class SingleConfig(FrozenConfig):

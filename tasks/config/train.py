@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from tasks.config.cache import IMAGE_SIZE, CacheRun
 from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.run import SparkRun
-from tasks.config.values import MAX_THREADS, YEAR_SECONDS, KeepDays, RunId, VariableName
+from tasks.config.values import MAX_THREADS, Epochs, KeepDays, RunId, Seconds, VariableName
 from tasks.environment import CALLERS_NAMES
 from tasks.errors import WrongInput
 
@@ -17,10 +17,7 @@ class AugmentationConfig(FrozenConfig):
 
     flip: bool = Field(False, description="Flip half of the images horizontally")
     resized_crop: float = Field(
-        1.0,
-        gt=0.0,
-        le=1.0,
-        description="Minimum area of a random resized crop as a fraction of the image; 1: no crop",
+        1.0, gt=0.0, le=1.0, description="Minimum area of a random resized crop as a fraction of the image; 1: no crop"
     )
     rand_augment: int = Field(
         0, ge=0, le=10, description="Number of RandAugment operations (colour and geometry) per image; 0: none"
@@ -47,7 +44,7 @@ class FineTunePhase(FrozenConfig):
     learning_rate: float = Field(
         1e-4, gt=0.0, le=10.0, description="Learning rate in this phase, for reference_batch_size images per step"
     )
-    max_epochs: int = Field(5, ge=1, le=10_000, description="Maximum number of epochs in this phase")
+    max_epochs: Epochs = Field(5, description="Maximum number of epochs in this phase")
 
 
 class TrainConfig(FrozenConfig):
@@ -72,18 +69,13 @@ class TrainConfig(FrozenConfig):
         description="Learning rate schedule. `cosine`: decay to 0 at max_epochs. `constant`: no decay. `one_cycle`: "
         "rise, then decay. `plateau`: division by 10 after plateau_epochs without improvement",
     )
-    plateau_epochs: int = Field(
+    plateau_epochs: Epochs = Field(
         2,
-        ge=1,
-        le=10_000,
         description="Epochs without improvement after which the learning rate is reduced (schedule plateau)",
     )
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Weight decay, decoupled with adamw")
     label_smoothing: float = Field(
-        0.0,
-        ge=0.0,
-        lt=1.0,
-        description="Fraction of the target probability that is spread evenly over all classes",
+        0.0, ge=0.0, lt=1.0, description="Fraction of the target probability that is spread evenly over all classes"
     )
     max_gradient_norm: float | None = Field(
         None,
@@ -137,20 +129,16 @@ class TrainConfig(FrozenConfig):
         "with the unscaled learning rate if that is scaled up, else with a hundredth. Empty: 5 epochs if the learning "
         "rate is scaled up, but at most a quarter of the phase; else 0",
     )
-    max_epochs: int = Field(20, ge=1, le=10_000, description="Maximum number of epochs, without those of fine_tune")
-    max_seconds: int | None = Field(
+    max_epochs: Epochs = Field(20, description="Maximum number of epochs, without those of fine_tune")
+    max_seconds: Seconds | None = Field(
         None,
-        ge=1,
-        le=YEAR_SECONDS,
         description="Time budget of all epochs, including those before a restart, in seconds; empty: no limit. The "
         "step that exceeds it is the last (with several ranks, one within about a second), and its epoch is validated. "
         "Training and validation count. Startup, feature extraction, checkpoints, the final evaluation and work that a "
         "killed process lost do not",
     )
-    patience: int = Field(
+    patience: Epochs = Field(
         3,
-        ge=1,
-        le=10_000,
         description="Epochs without improvement, after the warm-up, after which training stops early; the best weights "
         "are restored",
     )
@@ -176,10 +164,8 @@ class TrainConfig(FrozenConfig):
     feature_cache: bool = Field(
         True, description="Run a frozen backbone once per image and train the head on the cached features"
     )
-    checkpoint_seconds: int = Field(
+    checkpoint_seconds: Seconds = Field(
         300,
-        ge=1,
-        le=YEAR_SECONDS,
         description="Time between two checkpoints, in seconds; one is also written after every epoch",
     )
     keep_checkpoints: int = Field(2, ge=1, le=100, description="Number of checkpoints to keep during training")
@@ -188,10 +174,8 @@ class TrainConfig(FrozenConfig):
         description="Days after which the checkpoints of other, abandoned training runs are removed at the start of "
         "this one; 0: never",
     )
-    timeout_seconds: int = Field(
+    timeout_seconds: Seconds = Field(
         86_400,
-        ge=1,
-        le=YEAR_SECONDS,
         description="Timeout of the training run, in seconds; when it is run again, it resumes",
     )
     num_threads: int = Field(
@@ -224,17 +208,13 @@ class TrainConfig(FrozenConfig):
         return names
 
     @model_validator(mode="after")
-    def _check_frozen_backbone(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.freeze_backbone and self.weights == "none":
             raise WrongInput(
                 "freeze_backbone is true with weights 'none', which would train a head on random features",
                 setting="freeze_backbone",
                 way_out="set freeze_backbone to false, or weights to DEFAULT or a path",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_fine_tune(self) -> Self:
         if self.fine_tune and not self.freeze_backbone:
             raise WrongInput(
                 f"fine_tune has {len(self.fine_tune)} phases, but freeze_backbone is false and every layer is trained "
@@ -242,10 +222,6 @@ class TrainConfig(FrozenConfig):
                 setting="fine_tune",
                 way_out="leave fine_tune out, or set freeze_backbone to true",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_plateau(self) -> Self:
         if self.schedule == "plateau" and self.plateau_epochs >= self.patience:
             raise WrongInput(
                 f"plateau_epochs is {self.plateau_epochs} and patience {self.patience}, so training stops before the "
@@ -253,10 +229,6 @@ class TrainConfig(FrozenConfig):
                 setting="plateau_epochs",
                 way_out="make patience larger than plateau_epochs",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_warmup(self) -> Self:
         if self.schedule == "one_cycle" and self.warmup_epochs:
             raise WrongInput(
                 f"schedule is 'one_cycle', which has a warm-up of its own, and warmup_epochs is {self.warmup_epochs:g}",
@@ -305,14 +277,8 @@ class TrainConfig(FrozenConfig):
         return self.schedule in {"constant", "plateau"}
 
 
-NETWORK = {
-    "model": ("train", "model"),
-    "weights": ("train", "weights"),
-    "freeze_backbone": ("train", "freeze_backbone"),
-}
-
-
-DEVICE_AND_EPOCHS = {"device": ("train", "device"), "max_epochs": ("train", "max_epochs")}
+NETWORK = {name: ("train", name) for name in ("model", "weights", "freeze_backbone")}
+DEVICE_AND_EPOCHS = {name: ("train", name) for name in ("device", "max_epochs")}
 
 
 class TrainRun(CacheRun):

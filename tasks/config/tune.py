@@ -7,18 +7,11 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
+from tasks.config import submitted
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.frozen import FrozenConfig, hashed_settings
-from tasks.config.submitted import (
-    Deployment,
-    HeartbeatTimeout,
-    RunJobVariables,
-    RunTimeout,
-    StartTimeout,
-    SubmitTimeout,
-)
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
-from tasks.config.values import YEAR_SECONDS, RunId
+from tasks.config.values import Epochs, RunId, Seconds
 from tasks.errors import WrongInput, explain
 
 NOT_SEARCHED = {
@@ -117,20 +110,16 @@ class TuneConfig(FrozenConfig):
         20, ge=1, le=100_000, description="Number of trials, including those of earlier runs of the search"
     )
     parallel: int = Field(1, ge=1, le=1024, description="Number of trials that run in parallel")
-    timeout_seconds: int | None = Field(
+    timeout_seconds: Seconds | None = Field(
         None,
-        ge=1,
-        le=YEAR_SECONDS,
         description="Time limit for the start of trials, in seconds after the start of the search; empty: no limit",
     )
-    max_epochs: int | None = Field(
+    max_epochs: Epochs | None = Field(
         None,
-        ge=1,
-        le=10_000,
         description="Maximum number of epochs per trial, not allowed with train.fine_tune; empty: the epochs of the "
         "final training run with the best settings",
     )
-    min_epochs: int = Field(1, ge=1, le=10_000, description="Number of epochs before a trial may be pruned")
+    min_epochs: Epochs = Field(1, description="Number of epochs before a trial may be pruned")
     reduction_factor: int = Field(
         3, ge=2, le=10, description="Reduction factor of Hyperband: of this many trials in a bracket, one continues"
     )
@@ -141,12 +130,12 @@ class TuneConfig(FrozenConfig):
         "if a Prefect server is configured, else in_place",
     )
     work_pool: str = Field("gpu", min_length=1, description="Work pool of the deployment, whose workers run the trials")
-    deployment: Deployment = "train-trial/train-trial"
-    job_variables: RunJobVariables = Field(default_factory=dict)
-    submit_timeout_seconds: SubmitTimeout = 300
-    start_timeout_seconds: StartTimeout = 1800
-    heartbeat_timeout_seconds: HeartbeatTimeout = 900
-    run_timeout_seconds: RunTimeout = 86_400
+    deployment: submitted.Deployment = "train-trial/train-trial"
+    job_variables: submitted.RunJobVariables = Field(default_factory=dict)
+    submit_timeout_seconds: submitted.SubmitTimeout = 300
+    start_timeout_seconds: submitted.StartTimeout = 1800
+    heartbeat_timeout_seconds: submitted.HeartbeatTimeout = 900
+    run_timeout_seconds: submitted.RunTimeout = 86_400
 
     @property
     def space(self) -> dict[str, Space]:
@@ -168,13 +157,13 @@ def number_type(name: str) -> type[int] | type[float] | None:
     annotation = TrainConfig.model_fields[name].annotation
     # Alternatives may have bounds of their own, and a literal may be an alternative to a number.
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    types = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts if not _is_literal(part)}
+    types = {
+        get_args(part)[0] if get_origin(part) is Annotated else part
+        for part in parts
+        if get_origin(part) is not Literal
+    }
     types -= {NoneType}
     return int if types == {int} else float if types == {float} else None
-
-
-def _is_literal(annotation: object) -> bool:
-    return get_origin(annotation) is Literal
 
 
 def with_values(train: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
@@ -233,16 +222,13 @@ class TuneRun(TrainRun):
     """Parameters of the flow `tune`."""
 
     first_screen = (
-        {"num_trials": ("tune", "num_trials"), "parallel": ("tune", "parallel")}
-        | NETWORK
-        | IMAGE_SIZE
-        | DEVICE_AND_EPOCHS
+        {name: ("tune", name) for name in ("num_trials", "parallel")} | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
     )
 
     tune: TuneConfig = TuneConfig()
 
     @model_validator(mode="after")
-    def _check_search(self) -> Self:
+    def _check_trials(self) -> Self:
         for name, space in self.tune.space.items():
             _check_setting(name, space)
         for values in islice(corners(self.tune.space), MAX_CORNERS):
@@ -254,10 +240,6 @@ class TuneRun(TrainRun):
                     setting="tune.search",
                     way_out="remove it from the search",
                 ) from None
-        return self
-
-    @model_validator(mode="after")
-    def _check_epochs(self) -> Self:
         bound, epochs = self.tune.max_epochs, self.tune.trial_epochs(self.train)
         if bound is not None and self.train.fine_tune:
             raise WrongInput(

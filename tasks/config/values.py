@@ -14,8 +14,8 @@ MAX_CHARACTERS = 4096
 YEAR_SECONDS = 366 * 86_400
 """Maximum of every timeout, far below the overflow of clocks and locks."""
 
-DeletedFraction = Annotated[float, Field(ge=0.0, le=1.0)]
-"""Maximum fraction of a table's images that one run removes without being asked to."""
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+"""A fraction, an accuracy or a probability."""
 
 MAX_THREADS = 4096
 """Maximum number of threads and cores on one machine."""
@@ -167,8 +167,11 @@ Memory = Annotated[str, AfterValidator(check_memory), Field(json_schema_extra={"
 KeepDays = Annotated[int, BeforeValidator(lambda given: 0 if given is None else given), Field(ge=0, le=36_500)]
 """Days after which something unused is removed, 0 for never; older deployments and runs have None for that."""
 
-StageTimeout = Annotated[int, Field(ge=1, le=YEAR_SECONDS)]
-"""The time limit of one attempt of a stage, in seconds."""
+Seconds = Annotated[int, Field(ge=1, le=YEAR_SECONDS)]
+"""A time limit or an interval, in seconds."""
+
+Epochs = Annotated[int, Field(ge=1, le=10_000)]
+"""A number of epochs."""
 
 TableVersion = Annotated[int, Field(ge=0, lt=2**53)]
 """A version of a Delta table; a form's numbers are exact up to 2^53."""

@@ -23,27 +23,20 @@ UNAVAILABLE_SECONDS = 30.0
 """Delay between a failed update and the next one."""
 
 
-class _Artifacts:
-    """The progress artifacts of one stage: one per step, created with the step's first update."""
-
-    def __init__(self) -> None:
-        self._created: dict[str, UUID] = {}
-
-    def write(self, step: str, progress: StepProgress) -> None:
-        """Create or update the artifact of a step."""
-        artifact = self._created.get(step)
-        if artifact is None:
-            key = step if step.endswith(EPOCHS) else f"{step}-progress"
-            created = create_progress_artifact(progress=progress.percent, key=key, description=str(progress))
-            self._created[step] = UUID(str(created))
-        else:
-            update_progress_artifact(artifact_id=artifact, progress=progress.percent, description=str(progress))
-
-
 @contextmanager
 def progress_artifacts() -> Iterator[None]:
-    """Publish the progress of the steps within the context as artifacts of the current Prefect run."""
-    writer = LatestWriter(_Artifacts().write)
+    """Publish the progress of the steps within the context as artifacts of the current Prefect run, one per step."""
+    artifacts: dict[str, UUID] = {}
+
+    def write(step: str, progress: StepProgress) -> None:
+        if step in artifacts:
+            update_progress_artifact(artifacts[step], progress=progress.percent, description=str(progress))
+        else:
+            key = step if step.endswith(EPOCHS) else f"{step}-progress"
+            created = create_progress_artifact(progress=progress.percent, key=key, description=str(progress))
+            artifacts[step] = UUID(str(created))
+
+    writer = LatestWriter(write)
     with listener(lambda progress: writer.put(progress.step, progress)):
         try:
             yield

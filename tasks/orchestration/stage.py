@@ -29,13 +29,7 @@ from prefect.utilities.urls import url_for
 from tasks.credentials import without_credentials
 from tasks.errors import UserError, is_retried
 from tasks.orchestration.cancellation import cancelled_task_run, causing_signal, is_being_cancelled, note_task_run
-from tasks.orchestration.failure import (
-    ARTIFACT_KEY,
-    error_labels,
-    failure_markdown,
-    state_message,
-    without_secrets,
-)
+from tasks.orchestration.failure import ARTIFACT_KEY, error_labels, failure_markdown, state_message, without_secrets
 from tasks.orchestration.progress_artifacts import progress_artifacts
 from tasks.orchestration.server_lock import server_locks
 from tasks.storage import Storage
@@ -183,8 +177,7 @@ def _run_in_task(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
     except (Exception, TerminationSignal) as error:
         signal = causing_signal(error)
         if signal is not None and is_being_cancelled():
-            state: State[Any] = Cancelled(message="The flow run was cancelled.", data=signal)
-            return _not_cached(state)  # type: ignore[no-any-return]  # Prefect's state helpers return Any
+            return _not_cached(Cancelled(message="The flow run was cancelled.", data=signal))  # type: ignore[no-any-return]  # Prefect's state helpers return Any
         if signal is not None:
             raise signal from None  # Prefect reports a crash, which is correct here.
         if isinstance(error, UserError):

@@ -19,13 +19,7 @@ from prefect.runtime import flow_run, task_run
 from prefect.states import Cancelling, Crashed
 from prefect.utilities.urls import url_for
 
-from tasks.errors import (
-    SubmittedRunCancelled,
-    SubmittedRunFailed,
-    SubmittedRunLost,
-    UserError,
-    WrongInput,
-)
+from tasks.errors import SubmittedRunCancelled, SubmittedRunFailed, SubmittedRunLost, UserError, WrongInput
 from tasks.orchestration.cancellation import is_being_cancelled
 from tasks.orchestration.failure import noted_error
 from tasks.orchestration.pool_settings import PoolSettings
@@ -264,24 +258,10 @@ def _job_variables(settings: PoolSettings, gpus: int | None) -> dict[str, Any]:
     return variables | {"gpus": gpus}
 
 
-def _find_or_create(
-    settings: PoolSettings,
-    group: str,
-    parameters: dict[str, Any],
-    name: str | None,
-    job_variables: dict[str, Any],
-    key: str,
-) -> FlowRun:
+def _find_or_create(settings: PoolSettings, group: str, **options: Any) -> FlowRun:
+    tags = sorted(set(flow_run.get_tags()) - SCHEDULER_TAGS)
     try:
-        run = run_deployment(
-            settings.deployment,
-            parameters=parameters,
-            timeout=0,
-            flow_run_name=name,
-            tags=sorted(set(flow_run.get_tags()) - SCHEDULER_TAGS),
-            idempotency_key=key,
-            job_variables=job_variables or None,
-        )
+        run = run_deployment(settings.deployment, timeout=0, tags=tags, **options)
     except PrefectHTTPStatusError as error:
         if error.response.status_code not in REFUSED:
             raise
@@ -325,12 +305,14 @@ def submit(
     """
     limit = _outage_limit(settings, group)
     _answered(lambda: check_deployment(settings, group), what, limit)
-    variables = _answered(partial(_job_variables, settings, gpus), what, limit)
+    variables = _answered(partial(_job_variables, settings, gpus), what, limit) or None
     key = _submission_key(settings, parameters, name)
     for attempt in count():
         # The server returns the run that it has for a key, also after a lost connection.
-        create = partial(_find_or_create, settings, group, parameters, name, variables, f"{key}-{attempt}")
-        run = _answered(create, what, limit)
+        create = partial(_find_or_create, settings, group, idempotency_key=f"{key}-{attempt}")
+        run = _answered(
+            partial(create, parameters=parameters, flow_run_name=name, job_variables=variables), what, limit
+        )
         state = run.state
         is_alive = state is None or not (state.is_final() or state.is_cancelling())
         if is_alive or (state is not None and state.is_completed() and has_result()):

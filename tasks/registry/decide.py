@@ -1,78 +1,30 @@
 """The decision between the best run and the champion; it is written to the registry by `promote`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pyspark.sql import SparkSession
-
-from tasks.config.prediction import PredictConfig
-from tasks.config.promotion import PromoteConfig
-from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput, join_names
 from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
 from tasks.predict.champion import known_classes
 from tasks.refs import ModelRef
-from tasks.registry.aliases import CHALLENGER, CHAMPION_TAG
+from tasks.registry import gate
+from tasks.registry.aliases import CHAMPION_TAG
 from tasks.registry.comparison import judged_text
 from tasks.registry.decision import Approval, Comparison, Outcome, Promotion
 from tasks.registry.evidence import (
+    Challenge,
     ChampionUnusable,
     TableGone,
     compare_on_images,
-    current_table,
     num_test_images,
     recorded_accuracy,
 )
-from tasks.registry.gate import (
-    NUM_NAMED,
-    check_comparable,
-    check_size,
-    class_objections,
-    classes_not_judged,
-    gain_objections,
-    is_older,
-    objections,
-)
 from tasks.registry.judged import note_judged
 from tasks.spark.session import try_without_spark
-from tasks.storage import Storage
 from tasks.tracking import models
 from tasks.tracking.evaluated import EvaluatedRun, evaluated_version
-
-
-@dataclass(frozen=True)
-class Challenge:
-    """A run that may become the champion.
-
-    Attributes:
-        best: The run, with the data it was tested on.
-        accuracies: Accuracy (0-1) of all candidate runs on the split `val`, by MLflow run id.
-        name: Name of the registered model.
-        name_is_given: Whether the name is from `promote.model_name`; else it was derived from the table.
-        promote: Settings of the gate.
-        storage: Storage with the tracking URI.
-        spark: Settings of the session for tables that only Spark can read.
-        predict: Settings of inference for the rows that a comparison adds to `predictions`.
-        approval: Answer of the user who was asked, or None.
-        reason: Why the run replaces a champion that cannot be evaluated, as its user says; empty without one.
-        earlier: Version as which an earlier promotion registered the run, or None.
-        rolled_back: Sentence on the rollback of the run's version, or None.
-    """
-
-    best: EvaluatedRun
-    accuracies: Mapping[str, float | None]
-    name: str
-    name_is_given: bool
-    promote: PromoteConfig
-    storage: Storage
-    spark: SparkConfig
-    predict: PredictConfig
-    approval: Approval | None
-    reason: str = ""
-    earlier: ModelRef | None = None
-    rolled_back: str | None = None
 
 
 def _why_left_out(challenge: Challenge, champion: EvaluatedRun, previous: ModelRef) -> str | None:
@@ -85,7 +37,7 @@ def _why_left_out(challenge: Challenge, champion: EvaluatedRun, previous: ModelR
             f"is version {earlier.version} already, which is older, and promoting it again does not move the alias "
             "back (to go back to the previous champion, run the flow rollback)"
         )
-    if is_older(best, champion):
+    if gate.is_older(best, champion):
         assert best.table is not None, "an older table is known"
         assert champion.table is not None, "an older table is known"
         return (
@@ -115,7 +67,7 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
     known = (previous, best.accuracy, best.images)
     if previous.run_id == best.run.run_id:
         return _decision(challenge, known, "unchanged", measured(best))
-    check_comparable(best, champion, challenge.name, is_given=challenge.name_is_given)
+    gate.check_comparable(best, champion, challenge.name, is_given=challenge.promote.model_name is not None)
     run, known = f"run {best.run.run_id}", (previous, champion.accuracy, champion.images)
     if (why := _why_left_out(challenge, champion, previous)) is not None:
         return _decision(challenge, known, "kept", f"{run} {why}")
@@ -127,7 +79,7 @@ def decide(challenge: Challenge, previous: ModelRef | None) -> Promotion:
             theirs = known_classes(previous, storage)
         except WrongInput as error:
             raise ChampionUnusable(str(error)) from None
-        against = class_objections(ours, theirs, challenge.promote)
+        against = gate.class_objections(ours, theirs, challenge.promote)
         try:
             return _by_images(challenge, previous, champion, theirs, against)
         except TableGone:
@@ -141,8 +93,7 @@ def _without_champion(challenge: Challenge) -> Promotion:
     _check_size(challenge)
     number = models.model_tags(challenge.storage, challenge.name).get(CHAMPION_TAG)
     if number is None:
-        reason = f"{measured(challenge.best)}, without a previous champion"
-        return _decision(challenge, None, "promoted", reason)
+        return _decision(challenge, None, "promoted", f"{measured(challenge.best)}, without a previous champion")
     lost = (
         f"version {number} of '{challenge.name}' was the champion, but has the alias no longer or was deleted (give a "
         "version the alias in MLflow if one is left)"
@@ -151,10 +102,7 @@ def _without_champion(challenge: Challenge) -> Promotion:
 
 
 def _without_comparison(
-    challenge: Challenge,
-    known: tuple[ModelRef, float, int | None] | None,
-    problem: str,
-    against: list[str],
+    challenge: Challenge, known: tuple[ModelRef, float, int | None] | None, problem: str, against: list[str]
 ) -> Promotion:
     """Decide about a champion that cannot be evaluated: it stays, unless a user has said that the run replaces it.
 
@@ -224,28 +172,19 @@ def _by_images(
         TableGone: The run's table is gone.
         ChampionUnusable: The champion cannot be evaluated.
     """
-    best, storage = challenge.best, challenge.storage
-
-    def run(spark: SparkSession | None) -> Comparison:
-        table = current_table(spark, best, storage)
-        challenger = models.register_run(storage, best.run, challenge.name, FILE_LIMITS)
-        if models.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
-            models.set_alias(storage, challenger, CHALLENGER)
-        settings = challenge.promote, challenge.predict
-        return compare_on_images(spark, challenger, best, previous, champion, classes, table, *settings, storage)
-
     # Also where a session is open: a driver predicts the test images before Spark's workers have loaded the model.
-    found = try_without_spark(run, challenge.spark, storage, even_if_open=True)
-    against = [*against, *objections(found, challenge.promote)]
+    compare = partial(compare_on_images, challenge, previous, champion, classes)
+    found = try_without_spark(compare, challenge.spark, challenge.storage, even_if_open=True)
+    against = [*against, *gate.objections(found, challenge.promote)]
     reason = (
-        f"run {best.run.run_id} classifies {found.challenger_accuracy:.4f} of {found.images} test images correctly, "
-        f"the champion {found.champion_accuracy:.4f}"
+        f"run {challenge.best.run.run_id} classifies {found.challenger_accuracy:.4f} of {found.images} test images "
+        f"correctly, the champion {found.champion_accuracy:.4f}"
     )
     if found.left_out:
         reason += f" ({found.left_out} images that one of them was trained on do not count)"
     reason += f"; {judged_text(found.num_judged)}"
-    if few := classes_not_judged(found, challenge.promote):
-        reason += f"; too few images to judge the recall of {join_names(few[:NUM_NAMED], len(few))}"
+    if few := gate.classes_not_judged(found, challenge.promote):
+        reason += f"; too few images to judge the recall of {join_names(few[: gate.NUM_NAMED], len(few))}"
     if against:
         reason += f"; {'; '.join(against)}"
     known = (previous, found.champion_accuracy, found.images)
@@ -259,16 +198,16 @@ def _by_record(challenge: Challenge, previous: ModelRef, champion: EvaluatedRun,
         ChampionUnusable: The champion cannot be loaded or tested.
     """
     best = challenge.best
-    found = recorded_accuracy(best, champion, previous, challenge.storage)
+    theirs, num_tested, measured_on = recorded_accuracy(best, champion, previous, challenge.storage)
     number = note_judged(challenge.storage, challenge.name, best.run, best.content_digest)
-    images = best.images or found.images or 1  # Unknown: the fewest, with which most is chance.
+    images = best.images or num_tested or 1  # Unknown: the fewest, with which most is chance.
     # The two differ at most on the images that one of them classifies wrongly.
-    differing = images * (2 - best.accuracy - found.accuracy)
+    differing = images * (2 - best.accuracy - theirs)
     promote = challenge.promote
-    against = [*against, *gain_objections(best.accuracy, found.accuracy, differing, images, number, promote)]
-    reason = f"run {best.run.run_id} has {measured(best)}, the champion {found.accuracy:.4f} {found.measured_on}"
+    against = [*against, *gate.gain_objections(best.accuracy, theirs, differing, images, number, promote)]
+    reason = f"run {best.run.run_id} has {measured(best)}, the champion {theirs:.4f} {measured_on}"
     reason = "; ".join([reason, judged_text(number), *against])
-    return _decision(challenge, (previous, found.accuracy, found.images), "kept" if against else "promoted", reason)
+    return _decision(challenge, (previous, theirs, num_tested), "kept" if against else "promoted", reason)
 
 
 def _decision(
@@ -307,4 +246,4 @@ def _check_size(challenge: Challenge) -> None:
     if challenge.promote.max_megabytes is not None:
         with TemporaryDirectory() as scratch:
             folder = models.fetch_logged(challenge.storage, challenge.best.run, FILE_LIMITS, Path(scratch))
-            check_size((folder / WEIGHTS_FILE).stat().st_size, challenge.promote)
+            gate.check_size((folder / WEIGHTS_FILE).stat().st_size, challenge.promote)

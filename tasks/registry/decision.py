@@ -112,14 +112,11 @@ class Rollback(Ref):
     @property
     def sentence(self) -> str:
         """The rollback as a sentence."""
-        name = self.champion.name
+        rolled_back = f"{self.champion.name} version {self.rolled_back.version} was rolled back"
         if self.is_repeated:
-            rolled_back = self.rolled_back.version
-            return (
-                f"{name} version {rolled_back} was rolled back before; version {self.champion.version} is the champion"
-            )
+            return f"{rolled_back} before; version {self.champion.version} is the champion"
         why = f": {self.reason}" if self.reason else ""
-        return f"{name} version {self.rolled_back.version} was rolled back to version {self.champion.version}{why}"
+        return f"{rolled_back} to version {self.champion.version}{why}"
 
 
 def promotion_section(sentence: str) -> str:

@@ -1,7 +1,7 @@
 """The comparison of challenger and champion: image by image, or by recorded accuracies if their table is gone."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,18 +10,53 @@ from pyspark.sql import SparkSession
 from tasks.cache.manifest import CacheDamaged
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
+from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, TableRef
+from tasks.registry.aliases import CHALLENGER
 from tasks.registry.comparison import compare
-from tasks.registry.decision import Comparison
+from tasks.registry.decision import Approval, Comparison
 from tasks.registry.judged import note_judged
 from tasks.registry.pairs import Competitor, paired_predictions
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.text.forms import composed
+from tasks.tracking import models
 from tasks.tracking.evaluated import EvaluatedRun
 
 logger = logging.getLogger("lakevision.registry")
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A run that may become the champion.
+
+    Attributes:
+        best: The run, with the data it was tested on.
+        accuracies: Accuracy (0-1) of all candidate runs on the split `val`, by MLflow run id.
+        name: Name of the registered model.
+        promote: Settings of the gate.
+        storage: Storage with the tracking URI.
+        spark: Settings of the session for tables that only Spark can read.
+        predict: Settings of inference for the rows that a comparison adds to `predictions`.
+        approval: Answer of the user who was asked, or None.
+        reason: Why the run replaces a champion that cannot be evaluated, as its user says; empty without one.
+        earlier: Version as which an earlier promotion registered the run, or None.
+        rolled_back: Sentence on the rollback of the run's version, or None.
+    """
+
+    best: EvaluatedRun
+    accuracies: Mapping[str, float | None]
+    name: str
+    promote: PromoteConfig
+    storage: Storage
+    spark: SparkConfig
+    predict: PredictConfig
+    approval: Approval | None
+    reason: str = ""
+    earlier: ModelRef | None = None
+    rolled_back: str | None = None
 
 
 class ChampionUnusable(Exception):
@@ -30,21 +65,6 @@ class ChampionUnusable(Exception):
 
 class TableGone(Exception):
     """The challenger's run records no table, or it is not at its path any more."""
-
-
-@dataclass(frozen=True)
-class RecordedAccuracy:
-    """The champion's accuracy for a comparison with a challenger whose table is gone.
-
-    Attributes:
-        accuracy: Fraction of test images that were classified correctly, 0-1.
-        images: Number of test images; None if it is unknown.
-        measured_on: Description of the images, for the reason of the decision.
-    """
-
-    accuracy: float
-    images: int | None
-    measured_on: str
 
 
 def current_table(spark: SparkSession | None, best: EvaluatedRun, storage: Storage) -> TableRef:
@@ -85,36 +105,23 @@ def _newest_version(spark: SparkSession | None, table: TableRef, storage: Storag
 
 
 def compare_on_images(
-    spark: SparkSession | None,
-    challenger: ModelRef,
-    best: EvaluatedRun,
-    version: ModelRef,
-    champion: EvaluatedRun,
-    classes: Sequence[str],
-    table: TableRef,
-    promote: PromoteConfig,
-    predict: PredictConfig,
-    storage: Storage,
+    challenge: Challenge, version: ModelRef, champion: EvaluatedRun, classes: Sequence[str], spark: SparkSession | None
 ) -> Comparison:
-    """Compare two versions on the test images of a table version, by their rows in `predictions`.
+    """Register the challenger, and compare both on the test images of its table, by their rows in `predictions`.
 
     Missing rows are predicted and added first. Both models are judged on the bytes in the table: where a row is of
     other bytes, the image is predicted again. That the images judge the challenger is noted in the registry.
 
     Args:
-        spark: The session, or None.
-        challenger: The challenger.
-        best: Its run.
+        challenge: The challenger.
         version: The champion.
         champion: Its run.
         classes: The champion's classes.
-        table: The table version.
-        promote: Settings of the gate.
-        predict: Settings of inference for missing rows.
-        storage: Location of the table `predictions`.
+        spark: The session, or None.
 
     Raises:
         NeedsSpark: Only Spark can read or write one of the tables.
+        TableGone: As `current_table`.
         ChampionUnusable: The champion cannot be loaded, or was trained on all test images.
         WrongInput: The challenger cannot be loaded or was trained on all test images, or the table `predictions` has
             other columns. One of the two cannot predict with the settings.
@@ -122,6 +129,11 @@ def compare_on_images(
     from tasks.predict.held_out import held_out_images, predict_held_out  # torch: seconds
     from tasks.predict.scoring import check_settings
 
+    best, storage, predict = challenge.best, challenge.storage, challenge.predict
+    table = current_table(spark, best, storage)
+    challenger = models.register_run(storage, best.run, challenge.name, FILE_LIMITS)
+    if models.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
+        models.set_alias(storage, challenger, CHALLENGER)
     tested = held_out_images(spark, table, storage)
     ours_again = predict_held_out(spark, challenger, table, tested, storage, predict)
     check_settings(predict, classes)  # The settings are wrong then, and not the champion.
@@ -150,7 +162,7 @@ def compare_on_images(
         "num_judged": note_judged(storage, challenger.name, best.run, best.content_digest, paired.sample),
         "unseen": tuple(sorted(label for label in classes if composed(label) not in seen)),
     }
-    if promote.max_latency_ratio is not None:
+    if challenge.promote.max_latency_ratio is not None:
         known |= _latencies(spark, challenger, version, table, storage)
     return found.model_copy(update=known)
 
@@ -188,16 +200,20 @@ def _latencies(
 
 def recorded_accuracy(
     best: EvaluatedRun, champion: EvaluatedRun, version: ModelRef, storage: Storage
-) -> RecordedAccuracy:
+) -> tuple[float, int | None, str]:
     """Return the champion's accuracy where the challenger's table is gone.
 
     If it was tested on other images, it is tested again on the challenger's cache.
+
+    Returns:
+        The fraction of test images that were classified correctly (0-1), the number of these images (None if it is
+        unknown), and their description for the reason of the decision.
 
     Raises:
         ChampionUnusable: The champion cannot be loaded, or cannot be tested on the challenger's images.
     """
     if best.same_content(champion):
-        return RecordedAccuracy(champion.accuracy, champion.images, "on the same images")
+        return champion.accuracy, champion.images, "on the same images"
     from tasks.predict.evaluation import accuracy_on_cache, load_registered  # torch: seconds
 
     try:
@@ -208,7 +224,7 @@ def recorded_accuracy(
     if best.cache is not None:
         try:
             again = "on the same images, on which it was tested again"
-            return RecordedAccuracy(accuracy_on_cache(classifier, best.cache), best.images, again)
+            return accuracy_on_cache(classifier, best.cache), best.images, again
         except (WrongInput, CacheDamaged, OSError, pa.ArrowInvalid) as error:
             problem = str(error)
     raise ChampionUnusable(

@@ -150,11 +150,8 @@ def objections(comparison: Comparison, promote: PromoteConfig) -> list[str]:
             f"the p-value {comparison.p_value:.3g} of McNemar's exact test{times} is above promote.max_p_value "
             f"{promote.max_p_value}"
         )
-    ours, theirs, limit = (
-        comparison.challenger_milliseconds,
-        comparison.champion_milliseconds,
-        promote.max_latency_ratio,
-    )
+    ours, theirs = comparison.challenger_milliseconds, comparison.champion_milliseconds
+    limit = promote.max_latency_ratio
     if limit is not None and ours is not None and theirs is not None and ours > limit * theirs:
         found.append(
             f"an image takes {ours:.1f} ms, {ours / theirs:.2f} times the champion's {theirs:.1f} ms and more than "

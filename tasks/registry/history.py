@@ -74,6 +74,8 @@ def row_of_promotion(decision: Promotion, made_champion: str | None) -> Decision
         made_champion,
     )
     is_repeatable = decision.outcome == "kept"
+    names = {"challenger_macro_f1", "champion_macro_f1", "p_value"}
+    figures = {} if found is None else found.model_dump(include=names)
     return DecisionRow(
         decision_id=sha256(repr(content).encode()).hexdigest()[:32] if is_repeatable else uuid4().hex,
         model_name=decision.champion.name,
@@ -84,9 +86,7 @@ def row_of_promotion(decision: Promotion, made_champion: str | None) -> Decision
         images=decision.challenger_images,
         challenger_accuracy=decision.challenger_accuracy,
         champion_accuracy=decision.champion_accuracy,
-        challenger_macro_f1=None if found is None else found.challenger_macro_f1,
-        champion_macro_f1=None if found is None else found.champion_macro_f1,
-        p_value=None if found is None else found.p_value,
+        **figures,
         reason=decision.reason,
         approved_by=decision.approved_by,
     )

@@ -15,18 +15,17 @@ from tasks.errors import WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.registry.aliases import CHALLENGER, CHAMPION, check_predicts, repair_aliases
-from tasks.registry.decide import Challenge, decide, with_approval
+from tasks.registry.decide import decide, with_approval
 from tasks.registry.decision import Approval, Promotion, promotion_section
+from tasks.registry.evidence import Challenge
 from tasks.registry.gate import check_comparable, check_minimums, choose_best
 from tasks.registry.history import DECISION_TAG, decision_tag, record, record_pending, row_of_promotion
-from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
-from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import models
 from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
 from tasks.tracking.models import derived_model_name, source_name
-from tasks.tracking.pins import check_pins, pin_trained_versions
+from tasks.tracking.pins import check_pins, newest_without_spark, pin_trained_versions
 from tasks.tracking.server import database_file, reachable
 from tasks.tracking.trained import promotable_runs
 from tasks.tracking.trained_tables import NOT_PROMOTED_TAG, serving_tags
@@ -80,18 +79,7 @@ def promote_best(
     """
     with reachable(storage):
         best, accuracies, name = _best_run(runs, promote, storage, table)
-        challenge = Challenge(
-            best=best,
-            accuracies=accuracies,
-            name=name,
-            name_is_given=promote.model_name is not None,
-            promote=promote,
-            storage=storage,
-            spark=spark,
-            predict=predict,
-            approval=approval,
-            reason=reason,
-        )
+        challenge = Challenge(best, accuracies, name, promote, storage, spark, predict, approval, reason)
         with promotion_lock(storage, name):
             challenge = _with_earlier_version(challenge)
             decision = None
@@ -115,7 +103,7 @@ def _best_run(
     Raises:
         WrongInput: As for `promote_best`.
     """
-    runs = runs or promotable_runs(storage, _table_of(storage))
+    runs = runs or promotable_runs(storage, newest_without_spark(storage.table("images")))
     if not runs:
         raise WrongInput(
             f"'{storage.tracking_shown}' has no finished run to promote", way_out="run the flow train first"
@@ -131,15 +119,6 @@ def _best_run(
     check_pins(storage, best.table)
     ranked = sorted(candidates, key=lambda found: found.val_accuracy or 0.0, reverse=True)
     return best, {found.run.run_id: found.val_accuracy for found in ranked[:NUM_RECORDED]}, name
-
-
-def _table_of(storage: Storage) -> TableRef | None:
-    """Return the table `images`, or None if it does not exist or only Spark can read it."""
-    try:
-        found = newest_snapshot(None, storage.table("images"))
-    except NeedsSpark:
-        return None
-    return None if found is None else found.table
 
 
 def _with_earlier_version(challenge: Challenge) -> Challenge:
@@ -260,13 +239,10 @@ def _with_table(tested: EvaluatedRun, table: TableRef | None) -> EvaluatedRun:
         return replace(tested, table=table)
     if tested.table is None or tested.table.source:
         return tested
-    try:
-        found = newest_snapshot(None, tested.table.path)
-    except NeedsSpark:
+    found = newest_without_spark(tested.table.path)
+    if found is None or found.table_id != (tested.table.table_id or found.table_id):
         return tested
-    if found is None or found.table.table_id != (tested.table.table_id or found.table.table_id):
-        return tested
-    return replace(tested, table=found.table.model_copy(update={"version": tested.table.version}))
+    return replace(tested, table=found.model_copy(update={"version": tested.table.version}))
 
 
 def _check_one_table(tested: Sequence[EvaluatedRun]) -> None:

@@ -173,18 +173,11 @@ def draw_mistakes(
         axes.spines[:].set_color(QUIET_COLOUR)
         true, predicted = (shorten(classes[index], 22) for index in (mistake.true, mistake.predicted))
         # Two lines above the image, in two colours: the true and the predicted class.
-        axes.annotate(
-            f"{true} {mistake.true_probability:.2f}", (0.0, 1.0), (0, 14), fontsize=8, parse_math=False, **_ABOVE
-        )
-        axes.annotate(
-            f"→ {predicted} {mistake.probability:.2f}",
-            (0.0, 1.0),
-            (0, 3),
-            fontsize=8,
-            color=WRONG_COLOUR,
-            parse_math=False,
-            **_ABOVE,
-        )
+        for text, height, colour in (
+            (f"{true} {mistake.true_probability:.2f}", 14, "black"),
+            (f"→ {predicted} {mistake.probability:.2f}", 3, WRONG_COLOUR),
+        ):
+            axes.annotate(text, (0.0, 1.0), (0, height), fontsize=8, color=colour, parse_math=False, **_ABOVE)
         axes.set_xlabel(shorten(name, 30), fontsize=6, color=TRAIN_COLOUR, parse_math=False)
     return figure
 

@@ -4,20 +4,14 @@ import base64
 import io
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from PIL import Image
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from tasks.environment import mlflow_page
 from tasks.refs import RunRef
-from tasks.report import (
-    CALIBRATION_FILE,
-    CLASSES_FILE,
-    CONFUSION_FILE,
-    LEARNING_CURVES_FILE,
-    MISTAKES_FILE,
-    MODEL_CARD_FILE,
-)
+from tasks.report import CLASSES_FILE, FIGURE_FILES, MODEL_CARD_FILE
 from tasks.storage import Storage
 from tasks.text.markup import in_cells, markdown_link
 
@@ -43,7 +37,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     metrics = run_metrics(storage, run)
     wanted = {name: value for name, value in metrics.items() if not name.startswith(SYSTEM_METRICS)}
     create_table_artifact(
-        table=[in_cells({"metric": name, "value": four_digits(value)}) for name, value in sorted(wanted.items())],
+        table=[_rounded({"metric": name, "value": value}) for name, value in sorted(wanted.items())],
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
@@ -59,15 +53,7 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
     if (table := read_artifact(storage, run, CLASSES_FILE)) is not None:
         classes = json.loads(table)
         create_table_artifact(
-            table=[
-                in_cells(
-                    {
-                        name: four_digits(value) if isinstance(value, float) else value
-                        for name, value in zip(classes["columns"], row, strict=True)
-                    }
-                )
-                for row in classes["data"]
-            ],
+            table=[_rounded(dict(zip(classes["columns"], row, strict=True))) for row in classes["data"]],
             key=f"{key}-classes",
             description=f"Precision, recall and F1 of each class on the split test, MLflow run {run.run_id}",
         )
@@ -77,6 +63,10 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
             key=f"{key}-model-card",
             description=f"MLflow run {run.run_id}",
         )
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return in_cells({name: four_digits(value) if isinstance(value, float) else value for name, value in row.items()})
 
 
 def four_digits(value: float) -> float:
@@ -93,8 +83,7 @@ def _images(run: RunRef, storage: Storage, page: str | None) -> str:
     from tasks.tracking.runs import read_artifact
     from tasks.tracking.server import runs_location
 
-    names = (LEARNING_CURVES_FILE, CALIBRATION_FILE, CONFUSION_FILE, MISTAKES_FILE)
-    contents = {name: read_artifact(storage, run, name) for name in names}
+    contents = {name: read_artifact(storage, run, name) for name in FIGURE_FILES}
     figures = {name: content for name, content in contents.items() if content is not None}
     shown = [f"![{name}]({uri})" for name, uri in fit_images(figures, MAX_IMAGE_BYTES).items()]
     everything = markdown_link("all training runs", mlflow_page(storage.tracking, runs_location(storage)))

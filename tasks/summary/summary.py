@@ -4,10 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from tasks.cache.manifest import open_cache
-from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
+from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, Ref, RunRef
 from tasks.storage import Storage
 from tasks.text.markup import markdown_code, markdown_link, markdown_table, markdown_text
 from tasks.tracking.models import PROMOTION_TAG, version_tags
@@ -16,20 +14,16 @@ from tasks.tracking.runs import run_metrics
 SUMMARY_FILE = "summary.json"
 
 
-class TrainingSummary(BaseModel):
+class TrainingSummary(Ref):
     """Results of one training run."""
-
-    model_config = ConfigDict(frozen=True)
 
     run_id: str
     val_accuracy: float
     test_accuracy: float
 
 
-class PipelineSummary(BaseModel):
+class PipelineSummary(Ref):
     """Results of a run of the DAG; the names are stable, since programs read them from summary.json."""
-
-    model_config = ConfigDict(frozen=True)
 
     images: int
     quarantined: int

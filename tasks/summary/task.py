@@ -11,13 +11,7 @@ from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.registry.decision import promotion_section
 from tasks.report import MODEL_CARD_FILE
 from tasks.storage import Storage
-from tasks.summary.summary import (
-    PipelineSummary,
-    make_summary,
-    summary_lines,
-    summary_markdown,
-    write_summary,
-)
+from tasks.summary.summary import PipelineSummary, make_summary, summary_lines, summary_markdown, write_summary
 from tasks.tracking.models import model_location
 from tasks.tracking.runs import read_artifact, run_location
 
@@ -38,8 +32,7 @@ def summarize(
 ) -> PipelineSummary:
     """Write summary.json, and publish the summary and the champion's model card with the run."""
     summary = make_summary(storage, etl, cache, single, distributed, champion, predictions, seconds, skipped)
-    path = write_summary(storage, summary)
-    publish_summary(summary, storage, champion, path)
+    publish_summary(summary, storage, champion, write_summary(storage, summary))
     lines = summary_lines(summary)
     form = "\n%s" * len(lines)  # line breaks in the format: those within arguments are escaped
     logger.info(f"summary of the run{form}", *lines)
@@ -55,9 +48,7 @@ def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelR
     }
     model = mlflow_page(storage.tracking, model_location(champion))
     create_markdown_artifact(
-        summary_markdown(summary, model, pages, path),
-        key="summary",
-        description="Results of the run, with links",
+        summary_markdown(summary, model, pages, path), key="summary", description="Results of the run, with links"
     )
     if (card := read_artifact(storage, RunRef(run_id=champion.run_id), MODEL_CARD_FILE)) is not None:
         create_markdown_artifact(

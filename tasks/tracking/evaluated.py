@@ -58,11 +58,7 @@ class EvaluatedRun:
 
     def is_served_by(self, other: "EvaluatedRun") -> bool:
         """Return whether a registered version is the champion of this run's table, though trained on another one."""
-        return (
-            self.table is not None
-            and bool(self.table.table_id)
-            and self.table.table_id in {table.table_id for table in other.serves}
-        )
+        return self.table is not None and self.table.table_id in {table.table_id for table in other.serves} - {""}
 
     def same_content(self, other: "EvaluatedRun") -> bool:
         """Return whether both were tested on the same images with the same labels."""

@@ -95,8 +95,4 @@ def _tags(experiment: Experiment) -> dict[str, str]:
         "updatedAt": now,
         "state": json.dumps({"selectedColumns": columns}),
     }
-    return {
-        KIND_TAG: TRAINING_KIND,
-        MLFLOW_RUN_NOTE: experiment.about,
-        f"{VIEW_TAG}{VIEW}": json.dumps(view),
-    }
+    return {KIND_TAG: TRAINING_KIND, MLFLOW_RUN_NOTE: experiment.about, f"{VIEW_TAG}{VIEW}": json.dumps(view)}

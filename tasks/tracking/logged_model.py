@@ -37,12 +37,7 @@ SIGNATURE = ModelSignature(
             ColSpec(DataType.string, "error"),
         ]
     ),
-    params=ParamSchema(
-        [
-            ParamSpec("top_k", DataType.long, TOP_K),
-            ParamSpec("min_probability", DataType.double, 0.0),
-        ]
-    ),
+    params=ParamSchema([ParamSpec("top_k", DataType.long, TOP_K), ParamSpec("min_probability", DataType.double, 0.0)]),
 )
 
 

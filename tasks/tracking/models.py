@@ -145,14 +145,8 @@ def fetch_logged(storage: Storage, run: RunRef, limits: Mapping[str, int], folde
     Raises:
         WrongInput: The run has logged no model, or a model without these files.
     """
-    client, model_id = client_of(storage), _logged_model(storage, run)
-    return fetch_files(
-        storage,
-        lambda: str(client.get_logged_model(model_id).artifact_location),
-        f"MLflow run '{run.run_id}'",
-        limits,
-        folder,
-    )
+    client, model_id, named = client_of(storage), _logged_model(storage, run), f"MLflow run '{run.run_id}'"
+    return fetch_files(storage, lambda: str(client.get_logged_model(model_id).artifact_location), named, limits, folder)
 
 
 def _logged_model(storage: Storage, run: RunRef) -> str:

@@ -207,14 +207,20 @@ def _present_table(storage: Storage, table: TableRef | None) -> TableRef | None:
         is_own, was_there = resolved(table.path) == resolved(own), check_table_path(table.path)
     except (WrongInput, ValueError):  # any user can edit a run's parameters
         is_own = was_there = False
-    try:
-        found = None if is_own else newest_snapshot(None, own)
-    except NeedsSpark:
-        found = None
-    if found is not None and table.table_id and found.table.table_id == table.table_id:
+    found = None if is_own else newest_without_spark(own)
+    if found is not None and table.table_id and found.table_id == table.table_id:
         # The home was moved or copied: nothing is written outside it.
         return table.model_copy(update={"path": own})
     return table if was_there else None
+
+
+def newest_without_spark(path: str) -> TableRef | None:
+    """Return the newest version of a table, or None if the table does not exist or only Spark can read it."""
+    try:
+        found = newest_snapshot(None, path)
+    except NeedsSpark:
+        return None
+    return None if found is None else found.table
 
 
 def missing_runs(storage: Storage, run_ids: Iterable[str]) -> list[str]:

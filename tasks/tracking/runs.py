@@ -148,9 +148,9 @@ def version_params() -> dict[str, str]:
     return {f"{VERSION_PARAM}{package}": found for package, found in package_versions().items()}
 
 
-def versions_in(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of packages in a run's parameters, by package."""
-    return {name.removeprefix(VERSION_PARAM): value for name, value in params.items() if name.startswith(VERSION_PARAM)}
+def values_below(values: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the parameters or tags of a run whose names have a prefix, by the rest of the name."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def end_abandoned_runs(storage: Storage, key: str, keep: str | None, experiments: Sequence[str] | None = None) -> None:

@@ -5,7 +5,6 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, RunTag
@@ -26,13 +25,6 @@ FLUSH_SECONDS = 600.0
 """How long the end of a training run waits for an unavailable server."""
 
 
-class _Sent(NamedTuple):
-    step: int
-    timestamp_ms: int
-    values: dict[str, float]
-    tags: dict[str, str]
-
-
 class MetricSender:
     """Sender of metrics in order, from its own thread, with one transaction per epoch.
 
@@ -46,7 +38,7 @@ class MetricSender:
         self._shown = storage.tracking_shown
         self._run_id = run_id
         self._retry_seconds = retry_seconds
-        self._waiting: queue.Queue[_Sent | None] = queue.Queue()
+        self._waiting: queue.Queue[tuple[list[Metric], list[RunTag]] | None] = queue.Queue()
         self._closing = threading.Event()
         self._deleted = False
         self._failed: BaseException | None = None
@@ -64,11 +56,12 @@ class MetricSender:
 
     def send(self, values: Mapping[str, float], step: int) -> None:
         """Queue the metrics of a step, to be sent as soon as the server accepts them."""
-        self._waiting.put(_Sent(step, int(time.time() * 1000), dict(values), {}))
+        now = int(time.time() * 1000)
+        self._waiting.put(([Metric(name, value, now, step) for name, value in values.items()], []))
 
     def send_tag(self, name: str, value: str) -> None:
         """Queue a tag, to be sent as soon as the server accepts it; an existing value is replaced."""
-        self._waiting.put(_Sent(0, 0, {}, {name: value}))
+        self._waiting.put(([], [RunTag(name, value)]))
 
     def close(self, timeout_seconds: float = FLUSH_SECONDS) -> None:
         """Wait until everything is sent.
@@ -116,12 +109,10 @@ class MetricSender:
                     logger.warning("system metrics are no longer sent: %s", error)
                 logger.info("the tracking server '%s' is available again: metrics are sent", self._shown)
 
-    def _try(self, item: _Sent, *, has_warned: bool) -> bool:
-        metrics = [Metric(name, value, item.timestamp_ms, item.step) for name, value in item.values.items()]
-        tags = [RunTag(name, value) for name, value in item.tags.items()]
+    def _try(self, item: tuple[list[Metric], list[RunTag]], *, has_warned: bool) -> bool:
         try:
             try:
-                log_metrics(self._storage, self._run_id, metrics, tags)
+                log_metrics(self._storage, self._run_id, *item)
             except MlflowException as error:
                 if not self._is_deleted(error):
                     raise

@@ -124,9 +124,9 @@ def prepare_writing(storage: Storage) -> Experiment:
             way_out="restore the former value of the setting, or track elsewhere",
         )
     folder, home = local_path(experiment.artifact_location), _home_of_database(storage)
-    if folder is None or folder.is_dir() or (home is not None and _is_below(folder, home)):
+    if folder is None or folder.is_dir() or (home is not None and is_inside(str(folder), os.path.realpath(home))):
         return experiment
-    is_foreign = storage.server_keeps_artifacts and not _is_below(folder, Path(storage.home))
+    is_foreign = storage.server_keeps_artifacts and not is_inside(str(folder), os.path.realpath(storage.home))
     if is_foreign or client.search_runs([experiment.experiment_id], "attributes.status = 'FINISHED'", max_results=1):
         raise WrongInput(
             f"the experiment '{experiment.name}' of '{storage.tracking_shown}' keeps its artifacts in '{folder}', "
@@ -134,10 +134,6 @@ def prepare_writing(storage: Storage) -> Experiment:
             way_out="bring it back to that path or mount it there, or track elsewhere",
         )
     return experiment
-
-
-def _is_below(folder: Path, home: Path) -> bool:
-    return is_inside(str(folder), os.path.realpath(home))
 
 
 def prepare_data_tracking(storage: Storage) -> str:
@@ -160,8 +156,7 @@ def _artifact_location(storage: Storage) -> str | None:
     if storage.server_keeps_artifacts:
         return None
     # By default beside the database, with which they are moved.
-    beside = artifacts_folder(str(_home_of_database(storage) or storage.home))
-    location = storage.chosen_artifacts or beside
+    location = storage.chosen_artifacts or artifacts_folder(str(_home_of_database(storage) or storage.home))
     path = local_path(location)
     # The store that Hadoop calls s3a is s3 for MLflow.
     return re.sub("^s3a://", "s3://", location) if path is None else path.as_uri()

@@ -152,8 +152,9 @@ def tracked_run(
             run = _opened(storage, name, {KEY_TAG: key, **tags}, resume)
             status = RunStatus.FAILED
             try:
-                tracked = _described(storage, run, config)
-                yield tracked
+                code, params = run.data.tags.get(CODE_TAG) or code_commit(), flat_params(config) | version_params()
+                log_settings(storage, run, config, params, {CODE_TAG: code} if code else {})
+                yield TrackedRun(storage, run.info.run_id, code, dict(run.data.params))
                 status = RunStatus.FINISHED
             except BaseException as raised:
                 within = raised
@@ -185,12 +186,6 @@ def _opened(storage: Storage, name: str, tags: dict[str, str], resume: str | Non
         run = client.get_run(resume)
     _start_monitor(storage, run.info.run_id, is_resumed=resume is not None)
     return run
-
-
-def _described(storage: Storage, run: Run, config: dict[str, Any]) -> TrackedRun:
-    code = run.data.tags.get(CODE_TAG) or code_commit()
-    log_settings(storage, run, config, flat_params(config) | version_params(), {CODE_TAG: code} if code else {})
-    return TrackedRun(storage, run.info.run_id, code, dict(run.data.params))
 
 
 class _Samples(BatchMetricsLogger):  # type: ignore[misc]  # MLflow has no types

@@ -13,16 +13,10 @@ from tasks.errors import WrongInput
 from tasks.model_package.description import WEIGHTS_FILE
 from tasks.refs import TRIAL_TAG, RunRef, TableRef
 from tasks.storage import Storage
+from tasks.tracking import runs
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
 from tasks.tracking.files import read_json, repository
 from tasks.tracking.models import whole_model
-from tasks.tracking.runs import (
-    BATCH_SIZE_TAG,
-    CODE_TAG,
-    CONFIG_FILE,
-    RESUMED_WITH_CHANGES_TAG,
-    versions_in,
-)
 from tasks.tracking.server import EXPERIMENT, all_results, client_of, prepare_tracking
 from tasks.tracking.trained_tables import TABLE_PARAM
 
@@ -56,42 +50,33 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
     Raises:
         WrongInput: The run does not exist, has not finished, or is not a training run.
     """
-    way_out = "give a finished run of the flow train, train-distributed or tune"
+
+    def refused(why: str) -> WrongInput:
+        way_out = "give a finished run of the flow train, train-distributed or tune"
+        return WrongInput(f"run_id is '{run_id}', {why}", setting="run_id", way_out=way_out)
+
     try:
         run = client_of(storage).get_run(run_id)
     except MlflowException as error:
         message = without_credentials(str(error))
-        raise WrongInput(
-            f"run_id is '{run_id}', which '{storage.tracking_shown}' does not have ({message})",
-            setting="run_id",
-            way_out=way_out,
-        ) from None
+        raise refused(f"which '{storage.tracking_shown}' does not have ({message})") from None
     if run.info.status != RunStatus.to_string(RunStatus.FINISHED):
-        raise WrongInput(f"run_id is '{run_id}', whose status is {run.info.status}", setting="run_id", way_out=way_out)
+        raise refused(f"whose status is {run.info.status}")
     if OLD_MODEL_TAG in run.data.tags:
-        raise WrongInput(
-            f"run_id is '{run_id}', whose model is of release 0.1.0 and cannot be compared",
-            setting="run_id",
-            way_out=way_out,
-        )
+        raise refused("whose model is of release 0.1.0 and cannot be compared")
     if "test_accuracy" not in run.data.metrics:
-        raise WrongInput(f"run_id is '{run_id}', which is not a training run", setting="run_id", way_out=way_out)
-    config = read_json(storage, run_id, CONFIG_FILE)
+        raise refused("which is not a training run")
+    config = read_json(storage, run_id, runs.CONFIG_FILE)
     if TABLE_PARAM in run.data.params and "table" in config.get("data", {}):
         config["data"]["table"] = run.data.params[TABLE_PARAM]  # Of a moved home, the parameter has the new path.
-    batch_sizes = {
-        name.removeprefix(BATCH_SIZE_TAG): value
-        for name, value in run.data.tags.items()
-        if name.startswith(BATCH_SIZE_TAG)
-    }
     return LoggedTraining(
         run_id=run_id,
         config=config,
-        versions=versions_in(run.data.params),
-        code_version=run.data.tags.get(CODE_TAG),
+        versions=runs.values_below(run.data.params, runs.VERSION_PARAM),
+        code_version=run.data.tags.get(runs.CODE_TAG),
         metrics=dict(run.data.metrics),
-        batch_sizes=batch_sizes,
-        resumed_with_changes=run.data.tags.get(RESUMED_WITH_CHANGES_TAG),
+        batch_sizes=runs.values_below(run.data.tags, runs.BATCH_SIZE_TAG),
+        resumed_with_changes=run.data.tags.get(runs.RESUMED_WITH_CHANGES_TAG),
     )
 
 
@@ -144,32 +129,28 @@ def promotable_runs(storage: Storage, table: TableRef | None = None) -> list[Run
         WrongInput: There are finished runs, and none was trained on `table`.
     """
     found = _finished_runs(storage)
-    runs = [run for run in found if TRIAL_TAG not in run.data.tags or CHOSEN_TAG in run.data.tags]
-    if not runs:
+    candidates = [run for run in found if TRIAL_TAG not in run.data.tags or CHOSEN_TAG in run.data.tags]
+    if not candidates:
         return []
     path = storage.table("images") if table is None else table.path
-    own = [run for run in runs if _was_trained_on(run, path, "" if table is None else table.table_id)]
+    own = [run for run in candidates if _was_trained_on(run, path, "" if table is None else table.table_id)]
     if table is not None and not own:
         raise WrongInput(
-            f"run_ids is empty, and none of the {len(runs)} finished runs was trained on the table '{path}'",
+            f"run_ids is empty, and none of the {len(candidates)} finished runs was trained on the table '{path}'",
             setting="run_ids",
             way_out="give run_ids, or the storage.tables of the runs",
         )
-    runs = own or runs
-    digest = runs[0].data.params["cache.digest"]
-    return [RunRef(run_id=run.info.run_id) for run in runs if run.data.params["cache.digest"] == digest]
+    candidates = own or candidates
+    digest = candidates[0].data.params["cache.digest"]
+    return [RunRef(run_id=run.info.run_id) for run in candidates if run.data.params["cache.digest"] == digest]
 
 
 def _finished_runs(storage: Storage) -> Iterator[Run]:
     """Return the finished training runs, the newest first, without those of release 0.1.0."""
     client, experiments = client_of(storage), [prepare_tracking(storage)]
+    wanted, order = "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0", ["attributes.start_time DESC"]
     found: Iterator[Run] = all_results(
-        lambda token: client.search_runs(
-            experiments,
-            "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0",
-            order_by=["attributes.start_time DESC"],
-            page_token=token,
-        )
+        lambda token: client.search_runs(experiments, wanted, order_by=order, page_token=token)
     )
     return (run for run in found if OLD_MODEL_TAG not in run.data.tags)
 

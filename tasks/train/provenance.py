@@ -9,7 +9,7 @@ from tasks.errors import WrongInput
 from tasks.model.device import choose_device, processor_name
 from tasks.model.precision import choose_precision, precision_name
 from tasks.system.cores import num_cores
-from tasks.tracking.runs import code_commit, package_versions, versions_in
+from tasks.tracking.runs import VERSION_PARAM, code_commit, package_versions, values_below
 from tasks.tracking.tracked_run import TrackedRun
 
 UNKNOWN = "unknown"
@@ -85,7 +85,7 @@ def expected_provenance(
 def recorded_provenance(run: TrackedRun) -> dict[str, str]:
     """Return the provenance that an MLflow run had when it was opened; for a new run only the code."""
     logged = {name: run.params.get(name) for name in ("device", "processor", "precision", "num_threads")}
-    return make_provenance(**logged, code=run.code_version, versions=versions_in(run.params))
+    return make_provenance(**logged, code=run.code_version, versions=values_below(run.params, VERSION_PARAM))
 
 
 def provenance_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

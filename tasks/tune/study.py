@@ -59,14 +59,12 @@ def lock_study(storage: Storage, name: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / f"{name}.lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except filelock.Timeout:
         logger.info("another run has the exclusive lock of this search: waiting until it ends")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig, *, create: bool) -> optuna.Study:
@@ -218,8 +216,7 @@ def best_trial(study: optuna.Study) -> FrozenTrial:
 
 def _none_completed(study: optuna.Study) -> NoTrialCompleted:
     """Return the error with the number of trials per state, the last error, and the way out."""
-    retried = superseded(study)
-    rows = [row for row in trial_rows(study) if row["number"] not in retried]
+    rows = [row for row in trial_rows(study) if row["state"] != "redone"]
     labels = {"fail": "failed", "pruned": "diverged or pruned", "cancelled": "cancelled", "waiting": "not started"}
     counts = {label: sum(row["state"] == state for row in rows) for state, label in labels.items()}
     summary = ", ".join(f"{count} {label}" for label, count in counts.items() if count)

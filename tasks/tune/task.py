@@ -79,20 +79,13 @@ def search_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: 
 def publish_search(result: SearchResult, searched: Sequence[str], storage: Storage) -> None:
     """Publish a table of all trials, a table of the best settings, and a link to the parent MLflow run."""
     monitor = result.best.monitor
-    create_table_artifact(
-        table=[in_cells(row) for row in result.rows],
-        key="tune-trials",
-        description=f"Trials by {monitor}, MLflow run {result.run_id}",
-    )
     best: list[dict[str, Any]] = [
         {"setting": f"train.{name}", "value": getattr(result.best, name)} for name in searched
     ]
     best.append({"setting": monitor, "value": result.value})
-    create_table_artifact(
-        table=[in_cells(row) for row in best],
-        key="tune-best",
-        description=f"Best settings and their {monitor}, MLflow run {result.run_id}",
-    )
+    for key, rows, what in (("tune-trials", result.rows, "Trials by"), ("tune-best", best, "Best settings and their")):
+        about = f"{what} {monitor}, MLflow run {result.run_id}"
+        create_table_artifact(table=[in_cells(row) for row in rows], key=key, description=about)
     page = mlflow_page(storage.tracking, run_location(storage, RunRef(run_id=result.run_id)))
     if page is not None:
         create_link_artifact(

@@ -92,6 +92,8 @@ def run_trial(
     """
     study = open_study(spec.storage, study_name, spec.train, tune, create=False)
     trial = get_trial(study, number)
+    # Those of a pruned trial are removed, so that a full run of the same settings starts from scratch.
+    checkpoints = spec.storage.checkpoints / spec.key
     try:
         run = find_finished_run(spec.storage, *spec.keys) or launch_ranks(spec, make_reporter(trial), stop)
         return _report_complete(spec, trial, run)
@@ -99,7 +101,7 @@ def run_trial(
         if finished := find_finished_run(spec.storage, *spec.keys):
             return _report_complete(spec, trial, finished)  # It finished before the signal arrived.
         run_id = mark_pruned(spec.storage, spec.key)
-        _remove_checkpoint(spec)
+        remove_checkpoints(checkpoints)
         trial.set_user_attr(RUN_ID, run_id)
         pruned = study.tell(number, state=TrialState.PRUNED)
         logger.info("trial %d is pruned at %s %s", number, spec.train.monitor, pruned.value)
@@ -112,7 +114,7 @@ def run_trial(
         # Optuna ranks a pruned trial by its last value: NaN is the worst.
         trial.report(math.nan, spec.train.total_epochs + 1)
         study.tell(number, state=TrialState.PRUNED)
-        _remove_checkpoint(spec)
+        remove_checkpoints(checkpoints)
         return TrialReport(number=number, state="pruned", value=None, run_id=run_id)
     except BaseException as error:
         if not isinstance(error, UpdateFinishedTrialError):
@@ -125,11 +127,6 @@ def _report_complete(spec: TrainingSpec, trial: Trial, run: RunRef) -> TrialRepo
     value = run_metrics(spec.storage, run)[f"best_{spec.train.monitor}"]
     trial.study.tell(trial.number, value)
     return TrialReport(number=trial.number, state="complete", value=value, run_id=run.run_id)
-
-
-def _remove_checkpoint(spec: TrainingSpec) -> None:
-    """Remove the checkpoints of a pruned trial, so that a full run of the same settings starts from scratch."""
-    remove_checkpoints(spec.storage.checkpoints / spec.key)
 
 
 def fail_trial(study: optuna.Study, number: int, reason: str) -> None:
