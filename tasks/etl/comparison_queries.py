@@ -58,19 +58,13 @@ FROM (FROM listing {chosen}) l FULL OUTER JOIN (
         coalesce(reason IN $read_again, false) AS read_again
     FROM known {chosen}
 ) k ON l.path = k.path
-WHERE NOT is_same OR k.read_again OR is_touched
-"""
+WHERE NOT is_same OR k.read_again OR is_touched;
 
-TOUCHED = (
-    "CREATE OR REPLACE TABLE all_touched AS SELECT path FROM changed WHERE status = 'touched'",
-    "DELETE FROM changed WHERE status = 'touched'",
-    # Without a file whose image is lost: it is new.
-    "CREATE OR REPLACE VIEW touched AS FROM all_touched ANTI JOIN changed USING (path)",
-)
+CREATE OR REPLACE TABLE all_touched AS SELECT path FROM changed WHERE status = 'touched';
+DELETE FROM changed WHERE status = 'touched';
+-- Without a file whose image is lost: it is new.
+CREATE OR REPLACE VIEW touched AS FROM all_touched ANTI JOIN changed USING (path);
 
-IN_DIFFERING = "SEMI JOIN differing ON bucket_of(path) = bucket"
-
-UNSETTLED = """
 CREATE OR REPLACE TABLE unsettled AS
 -- As `differing`, by a hash of the content.
 WITH present AS (
@@ -83,37 +77,32 @@ recorded AS (
 )
 SELECT bucket FROM present FULL OUTER JOIN recorded USING (bucket)
 WHERE present.number IS DISTINCT FROM recorded.number OR present.total IS DISTINCT FROM recorded.total
-UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE outcome = 'stored'
-"""
+UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE outcome = 'stored';
 
-LOST = """
 INSERT INTO changed (path, status) SELECT path, 'new' FROM (
     FROM known SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = 'stored'
 )
 ANTI JOIN (FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket) USING (sha256, label, split)
-ANTI JOIN changed USING (path)
-"""
+ANTI JOIN changed USING (path);
 
-UNCHANGED = "CREATE OR REPLACE VIEW unchanged AS FROM known ANTI JOIN changed USING (path)"
+CREATE OR REPLACE VIEW unchanged AS FROM known ANTI JOIN changed USING (path);
 
-ORPHANS = """
 CREATE OR REPLACE TABLE orphans AS
 FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket ANTI JOIN (
     FROM unchanged SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = 'stored'
-) USING (sha256, label, split)
-"""
+) USING (sha256, label, split);
 
-AFTER_CHANGED = (*TOUCHED, UNSETTLED, LOST, UNCHANGED, ORPHANS)
-"""Queries to run in this order once `changed` has the files that differ."""
-
-ABSENT = """
 CREATE OR REPLACE TABLE absent AS
 SELECT sha256, label, split FROM (
     FROM known SEMI JOIN (FROM changed WHERE status = 'gone') USING (path)
     UNION ALL
     FROM ledger ANTI JOIN changed USING (path) WHERE outcome = 'deleted'
-) WHERE $keep
+) WHERE $keep;
+
+CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged
 """
+
+IN_DIFFERING = "SEMI JOIN differing ON bucket_of(path) = bucket"
 
 KEPT = """
 CREATE OR REPLACE TABLE kept AS

@@ -9,6 +9,7 @@ import glob
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import duckdb
@@ -110,9 +111,11 @@ class Relations:
             f"{' WHERE ' if wanted else ''}{wanted}"
         )
 
-    def run(self, statement: str, values: dict[str, Any] | None = None) -> None:
-        """Run a statement without a result, with its parameters ($name) from `values`."""
-        self._call(lambda: self._database.execute(statement, values))
+    def run(self, script: str, values: dict[str, Any] | None = None) -> None:
+        """Run the statements of a script, whose results are dropped, with their parameters ($name) from `values`."""
+        for statement in self._database.extract_statements(script):
+            own = {name: value for name, value in (values or {}).items() if name in statement.named_parameters}
+            self._call(partial(self._database.execute, statement, own))
 
     def rows(self, query: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
