@@ -14,13 +14,7 @@ from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.etl.commits import is_swept, staged_parts, sweep_killed_runs, write_files, write_images
 from tasks.etl.extract import Edges, make_decoder, make_reader
-from tasks.etl.gates import (
-    FileCounts,
-    check_bad_fraction,
-    check_class_sizes,
-    check_deletions,
-    small_split_warnings,
-)
+from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, check_deletions, small_split_warnings
 from tasks.etl.labels import MAX_GROUPS
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, newest_commits, prepare_source, read_remote, relist_if_outdated

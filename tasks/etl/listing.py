@@ -144,10 +144,7 @@ class _Walk:
 
 
 def local_files(
-    source: Path,
-    what: str = "class folders with images",
-    setting: str = "source",
-    own: OwnFolders = NO_FOLDERS,
+    source: Path, what: str = "class folders with images", setting: str = "source", own: OwnFolders = NO_FOLDERS
 ) -> Iterator[ListedFiles]:
     """Yield the image files below a folder in batches, in the order of their paths; hidden files are ignored.
 

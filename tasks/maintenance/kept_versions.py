@@ -12,15 +12,7 @@ from tasks.schema import PROMOTIONS_ARROW
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.delta import check_table_path
-from tasks.tracking.pins import (
-    PINS,
-    missing_runs,
-    read_pins,
-    release_pins,
-    tracking_id,
-    versions_to_keep,
-    write_pins,
-)
+from tasks.tracking.pins import PINS, missing_runs, read_pins, release_pins, tracking_id, versions_to_keep, write_pins
 from tasks.tracking.server import reachable
 from tasks.tracking.trained_tables import trained_versions
 

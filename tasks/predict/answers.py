@@ -65,10 +65,7 @@ FROM inputs LEFT JOIN predicted ON inputs.sha256 = predicted.sha256
 
 
 def champion_answers(
-    storage: Storage,
-    predict: PredictConfig,
-    promote: PromoteConfig,
-    spark: SparkSession | None = None,
+    storage: Storage, predict: PredictConfig, promote: PromoteConfig, spark: SparkSession | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row of ANSWERS_ARROW for each file with an image in the newest version of the table `images`.
 
@@ -100,10 +97,7 @@ def champion_answers(
 
 
 def source_answers(
-    storage: Storage,
-    predict: PredictConfig,
-    promote: PromoteConfig,
-    spark: SparkSession | None = None,
+    storage: Storage, predict: PredictConfig, promote: PromoteConfig, spark: SparkSession | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row of FILE_ANSWERS_ARROW for each file of `predict.source` that a run of inference has found.
 

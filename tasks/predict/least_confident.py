@@ -64,12 +64,7 @@ def least_confident(
 
 
 def least_confident_files(
-    spark: SparkSession | None,
-    source: str,
-    inputs: TableRef,
-    predictions: TableRef,
-    model: ModelRef,
-    storage: Storage,
+    spark: SparkSession | None, source: str, inputs: TableRef, predictions: TableRef, model: ModelRef, storage: Storage
 ) -> tuple[PredictedImage, ...]:
     """Return the NUM_SHOWN least confident predictions of a source's files, after those that cannot be read.
 

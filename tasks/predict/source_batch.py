@@ -52,11 +52,7 @@ class PredictedFiles:
 
 
 def predict_source(
-    predict: PredictConfig,
-    promote: PromoteConfig,
-    storage: Storage,
-    config: SparkConfig,
-    model: ModelRef | None = None,
+    predict: PredictConfig, promote: PromoteConfig, storage: Storage, config: SparkConfig, model: ModelRef | None = None
 ) -> PredictReport:
     """Predict every image file of `predict.source` without a prediction by this model version.
 

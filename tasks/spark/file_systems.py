@@ -199,10 +199,7 @@ def explain_problem(chain: str, url: str) -> tuple[str, str] | None:
         return "and Hadoop's name for this store is s3a", f"write s3a://{url.split('://', 1)[1]}"
     credentials = WAYS_OUT.get(scheme, CREDENTIALS)
     explanations = (
-        (
-            ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"),
-            _missing_jars(scheme),
-        ),
+        (("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"), _missing_jars(scheme)),
         (("UnknownStoreException",), (f"but the bucket '{place}' does not exist", "check its name and the endpoint")),
         (("NotDirectoryException",), ("which is a file", "give a folder of class folders with images")),
         (("FileNotFoundException",), ("which does not exist", "give a folder of class folders with images")),

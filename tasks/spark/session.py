@@ -208,11 +208,7 @@ class NeedsSpark(Exception):
 
 
 def try_without_spark(
-    work: Callable[[SparkSession | None], Result],
-    config: SparkConfig,
-    storage: Storage,
-    *,
-    even_if_open: bool = False,
+    work: Callable[[SparkSession | None], Result], config: SparkConfig, storage: Storage, *, even_if_open: bool = False
 ) -> Result:
     """Call `work` without a session, which takes seconds to start, and again with one if it raises NeedsSpark.
 

@@ -155,13 +155,7 @@ def read_rows(target: PartTarget, names: Iterable[str], schema: pa.Schema) -> It
                 yield from pa.Table.from_batches([rows]).cast(schema).to_batches()
 
 
-REWRITE_ARROW = pa.schema(
-    {
-        "part": pa.string(),
-        "contents": pa.list_(pa.string()),
-        "splits": pa.list_(pa.string()),
-    }
-)
+REWRITE_ARROW = pa.schema({"part": pa.string(), "contents": pa.list_(pa.string()), "splits": pa.list_(pa.string())})
 """A part to rewrite.
 
 contents, splits: sha256 and new split of the rows that change; null for rows that are removed.
