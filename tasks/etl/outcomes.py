@@ -16,7 +16,7 @@ from tasks.etl import outcome_queries as queries
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
 from tasks.model_package.decode import Reason
-from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, TO_READ_ARROW
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, TO_READ_ARROW, columns_of
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.parts import REWRITE_ARROW
 from tasks.tables.relations import Relations
@@ -274,7 +274,7 @@ class Comparison:
                 FROM resolved_images SEMI JOIN loose USING (sha256) UNION ALL FROM kept
             ) USING (sha256, label, split)
         """
-        return self._relations.table(query, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
+        return self._relations.table(query, columns_of(IMAGE_KEYS_ARROW, "sha256"))
 
     def num_existing(self) -> int:
         """Return the number of rows of `images` before the run."""

@@ -2,13 +2,12 @@
 
 import logging
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.config.maintenance import MaintainConfig
 from tasks.errors import WrongInput, join_names
 from tasks.object_store import list_names
-from tasks.schema import PROMOTIONS_ARROW
+from tasks.schema import PROMOTIONS_ARROW, columns_of
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.delta import check_table_path
@@ -105,7 +104,7 @@ def _check_promotions(spark: SparkSession, storage: Storage) -> None:
     path = storage.table("promotions")
     if not check_table_path(path):
         return
-    columns = pa.schema([PROMOTIONS_ARROW.field(name) for name in ("run_id", "decision")])
+    columns = columns_of(PROMOTIONS_ARROW, "run_id", "decision")
     rows = snapshots.read_columns(spark, snapshots.latest(spark, path), columns).to_pylist()
     missing = missing_runs(storage, (row["run_id"] for row in rows if row["decision"] in MOVED_ALIAS))
     if missing:

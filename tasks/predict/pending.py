@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType
 
 from tasks.errors import WrongInput
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.refs import TableRef
-from tasks.schema import PREDICTIONS, PREDICTIONS_KEY
+from tasks.schema import PREDICTIONS_ARROW, PREDICTIONS_KEY, columns_of
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -24,7 +23,7 @@ from tasks.tables.relations import Relations
 logger = logging.getLogger("lakevision.predict")
 
 LABELLED_ARROW = SHA256_ARROW.append(pa.field("label", pa.string()))
-PREDICTED_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in (*PREDICTIONS_KEY, "error")])
+PREDICTED_ARROW = columns_of(PREDICTIONS_ARROW, *PREDICTIONS_KEY, "error")
 
 KEYS_ARROW = pa.schema([pa.field("key", pa.int64(), nullable=False)])
 KEY = "('0x' || md5(sha256)[:15])::BIGINT"
