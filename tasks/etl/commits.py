@@ -184,7 +184,9 @@ def write_images(
         _replace_images(spark, target, version, surplus, moved)
         version += 1
     if version is None or new:
-        _add(spark, target.folder, new, version, IMAGES, {**values, **IMAGES_PROPERTIES})
+        path, of_new = target.folder, {**values, **IMAGES_PROPERTIES}
+        if not _commit_without_copy(spark, path, new, version, IMAGES, of_new):
+            delta.append_files(spark, path, [f"{path}/{name}" for name in new], version, IMAGES, of_new)
 
 
 def _commit_without_copy(
@@ -209,18 +211,6 @@ def _commit_without_copy(
     except NeedsSpark:
         return False
     return True
-
-
-def _add(
-    spark: SparkSession,
-    path: str,
-    files: Mapping[str, int],
-    version: int | None,
-    schema: StructType,
-    values: Mapping[str, str],
-) -> None:
-    if not _commit_without_copy(spark, path, files, version, schema, values):
-        delta.append_files(spark, path, [f"{path}/{name}" for name in files], version, schema, values)
 
 
 def _replace_images(
@@ -271,4 +261,5 @@ def write_files(
     ):
         for batch in changed.batches():
             writer.write_batch(batch)
-    _add(spark, path, {name: changed.num_rows}, version, FILES, values)
+    if not _commit_without_copy(spark, path, {name: changed.num_rows}, version, FILES, values):
+        delta.append_files(spark, path, [f"{path}/{name}"], version, FILES, values)

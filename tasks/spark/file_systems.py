@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from tasks.environment import download_cache, s3_endpoint
 from tasks.errors import SourceUnavailable, WrongInput
+from tasks.spark.gateway import add_to_class_path, class_loader
 
 logger = logging.getLogger("lakevision.spark")
 
@@ -61,20 +62,14 @@ def store_jars(scheme: str) -> Path:
     return download_cache() / "jars" / scheme
 
 
-def _context_loader(jvm: Any) -> Any:
-    """Return the class loader of Spark, to which jars can be added at run time."""
-    return jvm.Thread.currentThread().getContextClassLoader()
-
-
 def load_jars(spark: SparkSession, jars: Iterable[Path]) -> None:
     """Add jars to a running session, to the driver and its executors; jars that are already loaded are skipped."""
     context: Any = spark.sparkContext._jsc
-    jvm: Any = spark.sparkContext._jvm
     loaded = {Path(str(url)).name for url in context.sc().listJars().mkString("\n").split("\n")}
     for jar in jars:
         if jar.name not in loaded:
             context.addJar(str(jar))
-            _context_loader(jvm).addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+            add_to_class_path([str(jar)])
 
 
 def _load_compiled(spark: SparkSession, source: Path) -> None:
@@ -83,7 +78,7 @@ def _load_compiled(spark: SparkSession, source: Path) -> None:
     jar = Path(spark.sparkContext._temp_dir) / f"lakevision-{source.stem}.jar"  # Spark removes this folder.
     if not jar.exists():
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(_context_loader(jvm))
+        compiler.setParentClassLoader(class_loader())
         compiler.cook(source.read_text())
         classes = compiler.getBytecodes()
         with zipfile.ZipFile(jar, "w") as archive:

@@ -54,22 +54,23 @@ def start_authenticated_jvm(settings: Mapping[str, str]) -> None:
     jvm.System.setProperty("spark.authenticate.secret", jvm.System.getenv(SPARK_SECRET))
 
 
-def _class_loader() -> Any:
+def class_loader() -> Any:
+    """Return the class loader of Spark in the connected JVM, to which jars can be added at run time."""
     jvm: Any = SparkContext._jvm
     return jvm.Thread.currentThread().getContextClassLoader()
 
 
 def place_of_class(name: str) -> str | None:
     """Return the URL from which the connected JVM loads a class, with the path of its jar; None without the class."""
-    found = _class_loader().getResource(f"{name.replace('.', '/')}.class")
+    found = class_loader().getResource(f"{name.replace('.', '/')}.class")
     return None if found is None else str(found.toString())
 
 
 def add_to_class_path(jars: Iterable[str]) -> None:
-    """Add jars to the class path of the driver's JVM, which spark-submit started without them."""
+    """Add jars to the class path of the driver's JVM, which runs without them."""
     jvm: Any = SparkContext._jvm
     for jar in jars:
-        _class_loader().addURL(jvm.java.io.File(jar).toURI().toURL())
+        class_loader().addURL(jvm.java.io.File(jar).toURI().toURL())
 
 
 def jvm_is_alive() -> bool:

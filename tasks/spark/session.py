@@ -120,19 +120,14 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     log = storage.logs / "spark.log"
     _forget_dead_jvm()
     active = SparkSession.getActiveSession()
-    if active is not None:
-        with _forwarded(log), failures_as_text(log), _jobs_ended(active):
-            yield active
-        return
-    session = _start(config, storage, log)
-    session.sparkContext.setLogLevel("ERROR")
+    session = _start(config, storage, log) if active is None else active
     try:
         with _forwarded(log), failures_as_text(log), _jobs_ended(session):
             yield session
     finally:
-        if _state.scopes:
+        if active is None and _state.scopes:
             _state.session = session
-        else:
+        elif active is None:
             _stop(session)
 
 
@@ -163,9 +158,7 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
     scratch = None if _state.scratch is None else _state.scratch.folder
     try:
         settings = session_settings(config, storage, master, scratch, java, submitted)
-        builder = SparkSession.builder.master(master).appName("lakevision")
-        for name, value in settings.items():
-            builder = builder.config(name, value)
+        builder = SparkSession.builder.master(master).appName("lakevision").config(map=dict(settings))
         with stderr_into(log):
             if is_authenticated_by_secret(master):
                 start_authenticated_jvm(settings)
@@ -173,6 +166,7 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
     except BaseException:
         _stop_jvm()  # It may be running without a session; a retry starts another.
         raise
+    session.sparkContext.setLogLevel("ERROR")
     # Of the Python workers alone; a setting spark.executorEnv would be that of an executor's JVM as well.
     session.sparkContext.environment.setdefault("GLIBC_TUNABLES", worker_malloc())
     return session

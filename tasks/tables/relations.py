@@ -8,7 +8,6 @@ import errno
 import glob
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -132,20 +131,14 @@ class Relations:
             yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Call DuckDB in a thread: in the main one, it replaces the exception of a signal by a RuntimeError."""
-        with self._translate_out_of_memory():
-            return run_uninterrupted(function, self._database.interrupt)
-
-    @contextmanager
-    def _translate_out_of_memory(self) -> Iterator[None]:
-        """Translate DuckDB's errors on a full disk into the operating system's, and others on memory for users.
+        """Call DuckDB in a thread: in the main one, it replaces the exception of a signal by a RuntimeError.
 
         Raises:
             OSError: The disk has no space for what does not fit into memory.
             QueryTooLarge: A part of a query that cannot spill does not fit into memory.
         """
         try:
-            yield
+            return run_uninterrupted(function, self._database.interrupt)
         except duckdb.OutOfMemoryException as error:
             # DuckDB's limit is a share of the free space.
             if "max_temp_directory_size" in str(error):
