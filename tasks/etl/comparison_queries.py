@@ -19,28 +19,22 @@ BUCKET_OF = "CREATE OR REPLACE MACRO bucket_of(text) AS hash(text) >> 44"
 
 KNOWN = "CREATE OR REPLACE VIEW known AS FROM ledger WHERE outcome <> 'deleted'"
 
-DIFFERING = """
+SUMS = """
+    SELECT bucket_of(path) AS bucket, count(*) AS number, sum(hash(path, label, {split}, size, modified_at)) AS total,
+        count(inode) AS with_inode, sum(hash(path, changed_at, inode)) FILTER (inode IS NOT NULL) AS total_status
+"""
+
+DIFFERING = f"""
 CREATE OR REPLACE TABLE differing AS
 -- By number of files and sum of 64-bit hashes of their values: a join of ten million paths would not fit into memory.
 -- A changed file is missed with a probability of 2^-64.
-WITH listed AS (
-    SELECT bucket_of(path) AS bucket, count(*) AS number,
-        sum(hash(path, label, {split}, size, modified_at)) AS total,
-        count(inode) AS with_inode, sum(hash(path, changed_at, inode)) FILTER (inode IS NOT NULL) AS total_status
-    FROM listing GROUP BY bucket
-),
-recorded AS (
-    SELECT bucket_of(path) AS bucket, count(*) AS number,
-        sum(hash(path, label, {split}, size, modified_at)) AS total,
-        count(inode) AS with_inode, sum(hash(path, changed_at, inode)) FILTER (inode IS NOT NULL) AS total_status
-    FROM known GROUP BY bucket
-)
+WITH listed AS ({SUMS} FROM listing GROUP BY bucket), recorded AS ({SUMS} FROM known GROUP BY bucket)
 SELECT bucket FROM listed FULL OUTER JOIN recorded USING (bucket)
 WHERE listed.number IS DISTINCT FROM recorded.number OR listed.total IS DISTINCT FROM recorded.total
     -- Not where all rows are of a release without inodes, or all files on a store: they count as unchanged.
     OR (listed.with_inode > 0 AND recorded.with_inode > 0 AND listed.total_status <> recorded.total_status)
 UNION SELECT bucket_of(path) FROM known WHERE reason IN $read_again
-"""
+"""  # noqa: S608  # text of this module
 
 CHANGED = """
 CREATE OR REPLACE TABLE changed AS

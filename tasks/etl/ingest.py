@@ -294,13 +294,9 @@ def _ingest(spark: SparkSession | None, source: Source, tables: Tables, storage:
     )
     logger.info(
         "%s is at version %d: %d stored, %d duplicates, %d quarantined%s",
-        report.images.path,
-        report.images.version,
-        report.stored,
-        report.duplicates,
-        report.quarantined,
+        images.path, images.version, report.stored, report.duplicates, report.quarantined,
         "" if report.changed else "; nothing new, nothing committed",
-    )
+    )  # fmt: skip
     return report
 
 

@@ -49,17 +49,13 @@ class ListedFiles:
         return [self.paths, self.sizes, self.times, self.status_times, inodes]
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".")
-
-
 def _is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
 
 
 def is_image_path(path: str) -> bool:
     """Return whether a path below a source is listed: it has an image extension, and no part of it is hidden."""
-    return _is_image(path) and not any(_is_hidden(name) for name in path.split("/"))
+    return _is_image(path) and not any(name.startswith(".") for name in path.split("/"))
 
 
 def _status(path: str, setting: str) -> os.stat_result | None:
@@ -99,7 +95,7 @@ class _Walk:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     name = entry.name
-                    if _is_hidden(name):
+                    if name.startswith("."):
                         continue
                     if entry.is_file(follow_symlinks=False):
                         if _is_image(name):

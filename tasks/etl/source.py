@@ -22,6 +22,7 @@ from tasks.etl.listing import ListedFiles, check_labels, check_source, is_image_
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
 from tasks.paths import expand_user, local_path
 from tasks.spark.file_systems import check_folder, hadoop_files, scheme_of
+from tasks.spark.gateway import connected_jvm
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
@@ -187,11 +188,10 @@ def remote_files(
 
 def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:
     """Return the listed files with their content (bytes), or with the reason for its absence in `unreadable`."""
-    jvm, session = spark.sparkContext._jvm, spark._jsparkSession
     reader = hadoop_files(spark)(spark.sparkContext._jsc.hadoopConfiguration(), f"{url}/", MAX_FILE_BYTES)
     schema = StructType(
         [*listing.schema, StructField("content", BinaryType()), StructField("unreadable", StringType())]
     )
-    java_schema = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())  # type: ignore[union-attr]  # the JVM is there while a session is
+    java_schema = connected_jvm().org.apache.spark.sql.types.DataType.fromJson(schema.json())
     rows = listing._jdf.javaRDD().mapPartitions(reader)
-    return DataFrame(session.createDataFrame(rows, java_schema), spark)
+    return DataFrame(spark._jsparkSession.createDataFrame(rows, java_schema), spark)

@@ -67,8 +67,7 @@ def predict_batch(
                 # Returned by the promotion for this table; it may be the champion of a table with the same images.
                 check_promoted(version, storage)
             else:
-                is_named, is_given = predict.table is not None, promote.model_name is not None
-                check_model(version, images, storage, table_is_named=is_named, name_is_given=is_given)
+                check_model(version, images, predict, promote, storage)
             return _predict(spark, images, version, predictions, predict, storage)
 
     return try_without_spark(run, config, storage)

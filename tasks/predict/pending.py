@@ -69,9 +69,8 @@ class PendingImages:
         if self._num_rows > self.count:
             logger.warning(
                 "%d rows of %s repeat the sha256 of another row; the image of each sha256 is predicted once",
-                self._num_rows - self.count,
-                self._table.path,
-            )
+                self._num_rows - self.count, self._table.path,
+            )  # fmt: skip
             return contents_of(rows, self._keys("="), self._keys(">"))
         # An image with the same key as a pending one is predicted again, and not inserted twice.
         return contents_of(rows, self._keys("=")) if self._num_rows < self._num_images else rows
