@@ -122,13 +122,9 @@ INPUTS_KEY = ("source", "path")
 INPUTS = StructType(
     [
         StructField("source", StringType(), nullable=False),
-        StructField("path", StringType(), nullable=False),
-        StructField("size", LongType(), nullable=False),
-        StructField("modified_at", TimestampType(), nullable=False),
-        StructField("sha256", StringType()),
+        *(FILES[name] for name in ("path", "size", "modified_at", "sha256")),
         StructField("error", StringType()),
-        StructField("seen_at", TimestampType(), nullable=False),
-        *(FILES[name] for name in ADDED_TO_FILES),
+        *(FILES[name] for name in ("seen_at", *ADDED_TO_FILES)),
     ]
 )
 """The table `inputs`: one row per file that was predicted without a table of images.
@@ -194,10 +190,7 @@ IMAGE_KEYS_ARROW = columns_of(IMAGES_ARROW, "sha256", "label", "split")
 READ_ARROW = pa.schema(
     [
         *TO_READ_ARROW,
-        ("sha256", pa.string()),
-        ("part", pa.string()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
+        *((name, pa.string()) for name in ("sha256", "part", "reason", "detail")),
         ("read_failed", pa.bool_()),
     ]
 )

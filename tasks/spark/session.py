@@ -16,16 +16,8 @@ from pyspark.sql import SparkSession
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
 from tasks.environment import PRELOAD, worker_malloc
+from tasks.spark import gateway
 from tasks.spark.cluster import is_authenticated_by_secret, is_local, python_of_workers, session_master
-from tasks.spark.gateway import (
-    failures_as_text,
-    forget_dead_jvm,
-    has_lost_jvm,
-    jvm_is_alive,
-    start_authenticated_jvm,
-    stop_jvm,
-    submitted_settings,
-)
 from tasks.spark.jvm import check_java
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.spark.settings import session_settings
@@ -122,7 +114,7 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     active = SparkSession.getActiveSession()
     session = _start(config, storage, log) if active is None else active
     try:
-        with _forwarded(log), failures_as_text(log), _jobs_ended(session):
+        with _forwarded(log), gateway.failures_as_text(log), _jobs_ended(session):
             yield session
     finally:
         if active is None and _state.scopes:
@@ -140,7 +132,7 @@ def _jobs_ended(session: SparkSession) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if jvm_is_alive():
+        if gateway.jvm_is_alive():
             # The connection of this thread may be left in the middle of an answer; another thread has its own.
             canceller = threading.Thread(target=session.sparkContext.cancelAllJobs)
             canceller.start()
@@ -149,7 +141,7 @@ def _jobs_ended(session: SparkSession) -> Iterator[None]:
 
 
 def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
-    submitted = submitted_settings()
+    submitted = gateway.submitted_settings()
     master = session_master(config, submitted)
     java = "" if submitted else check_java()
     os.environ["PYSPARK_PYTHON"] = python_of_workers(config, master)
@@ -161,7 +153,7 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
         builder = SparkSession.builder.master(master).appName("lakevision").config(map=dict(settings))
         with stderr_into(log):
             if is_authenticated_by_secret(master):
-                start_authenticated_jvm(settings)
+                gateway.start_authenticated_jvm(settings)
             session = builder.getOrCreate()
     except BaseException:
         _stop_jvm()  # It may be running without a session; a retry starts another.
@@ -230,25 +222,25 @@ def try_without_spark(
 
 
 def _stop(session: SparkSession) -> None:
-    if jvm_is_alive():
+    if gateway.jvm_is_alive():
         try:
             session.stop()
         except (Py4JError, OSError):
-            if not has_lost_jvm():
+            if not gateway.has_lost_jvm():
                 raise
-    if jvm_is_alive():
+    if gateway.jvm_is_alive():
         _stop_jvm()
     else:
         _forget_dead_jvm()
 
 
 def _forget_dead_jvm() -> None:
-    if forget_dead_jvm():
+    if gateway.forget_dead_jvm():
         _remove_scratch()
 
 
 def _stop_jvm() -> None:
-    stop_jvm()
+    gateway.stop_jvm()
     _remove_scratch()
 
 
