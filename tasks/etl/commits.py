@@ -12,7 +12,6 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -26,7 +25,7 @@ from tasks.system.cores import num_cores
 from tasks.system.locks import excludes_other_machines
 from tasks.tables import delta
 from tasks.tables.direct_commits import add_files, are_small, replace_few_rows
-from tasks.tables.parts import REWRITTEN, Mapper, PartTarget, make_rewriter, read_rows
+from tasks.tables.parts import REWRITTEN, Mapper, PartTarget, make_rewriter, read_rows, write_rows
 from tasks.tables.writer import is_unsure
 
 # The table version that a model was trained from stays readable for as long as the model exists. Maintenance keeps its
@@ -253,13 +252,6 @@ def write_files(
         except NeedsSpark:
             delta.replace_rows(spark, path, version, spark.createDataFrame(rows), "path")
         return
-    name = target.new_name()
-    filesystem, root = file_system(path)
-    with (
-        filesystem.open(f"{root}/{name}", "wb") as file,
-        pq.ParquetWriter(file, FILES_ARROW, compression="zstd") as writer,
-    ):
-        for batch in changed.batches():
-            writer.write_batch(batch)
+    name = write_rows(changed.batches(), target, FILES_ARROW)
     if not _commit_without_copy(spark, path, {name: changed.num_rows}, version, FILES, values):
         delta.append_files(spark, path, [f"{path}/{name}"], version, FILES, values)

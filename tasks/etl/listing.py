@@ -208,15 +208,12 @@ def local_files(
     yield files
 
 
-def list_images(
-    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders = NO_FOLDERS
-) -> SpooledRows:
+def list_images(source: Path, etl: EtlConfig = EtlConfig(), own: OwnFolders = NO_FOLDERS) -> SpooledRows:
     """List the image files below `source` with their labels and predefined splits; hidden files are ignored.
 
     Args:
         source: The folder.
         etl: Settings for labels and splits.
-        scratch: As for `make_listing`.
         own: As for `local_files`.
 
     Returns:
@@ -226,7 +223,7 @@ def list_images(
         WrongInput: As `local_files`; or the folder has no image files, or the label file is not usable.
         SourceUnavailable: As `local_files`.
     """
-    return make_listing(local_files(source, own=own), str(source), etl, scratch)
+    return make_listing(local_files(source, own=own), str(source), etl)
 
 
 def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scratch: Path | None = None) -> SpooledRows:
@@ -270,16 +267,14 @@ def check_not_empty(listing: SpooledRows, source: str, setting: str = "source") 
         )
 
 
-def check_source(
-    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders = NO_FOLDERS
-) -> SpooledRows:
+def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> SpooledRows:
     """Check that a folder can be trained on; return its listing, as `list_images`.
 
     Raises:
         WrongInput: As `list_images` and `check_labels`.
         SourceUnavailable: As `list_images`.
     """
-    listing = list_images(source, etl, scratch, own)
+    listing = list_images(source, etl)
     check_labels(listing, str(source), etl)
     return listing
 

@@ -120,6 +120,20 @@ class PartWriter:
         self._written, self._part_bytes = set(), 0
 
 
+def write_rows(batches: Iterator[pa.RecordBatch], target: PartTarget, schema: pa.Schema) -> str:
+    """Write rows to one file of `target`; return its name, which is empty without batches."""
+    filesystem, root = file_system(target.folder)
+    name = ""
+    with ExitStack() as opened:
+        for rows in batches:
+            if not name:
+                name = target.new_name()
+                file = opened.enter_context(filesystem.open(f"{root}/{name}", "wb"))
+                writer = opened.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+            writer.write_batch(rows)
+    return name
+
+
 def make_row_writer(mapper: Mapper, target: PartTarget, schema: pa.Schema) -> Mapper:
     """Return a function for `mapInArrow` that writes the rows of `mapper` to one file of `target` per task.
 
@@ -127,16 +141,7 @@ def make_row_writer(mapper: Mapper, target: PartTarget, schema: pa.Schema) -> Ma
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filesystem, root = file_system(target.folder)
-        name = ""
-        with ExitStack() as opened:
-            for rows in mapper(batches):
-                if not name:
-                    name = target.new_name()
-                    file = opened.enter_context(filesystem.open(f"{root}/{name}", "wb"))
-                    writer = opened.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-                writer.write_batch(rows)
-        if name:
+        if name := write_rows(mapper(batches), target, schema):
             yield pa.RecordBatch.from_pydict({"name": [name]})
 
     return write
