@@ -76,8 +76,12 @@ def check_store(url: str, setting: str) -> None:
 
 
 @cache
-def _honours_conditions(folder: str) -> bool:
-    filesystem, root = file_system(folder)
+def has_conditional_puts(url: str) -> bool:
+    """Return whether the S3 server of a URL refuses to replace an object that was put with `If-None-Match: *`.
+
+    A server that does not know the header ignores it. It is tried once per process and folder, with an empty object.
+    """
+    filesystem, root = file_system(url.rstrip("/"))
     probe = f"{root}/{PROBE}{uuid4().hex}"
     filesystem.pipe_file(probe, b"", mode="create")
     try:
@@ -90,11 +94,3 @@ def _honours_conditions(folder: str) -> bool:
     finally:
         filesystem.rm_file(probe)
     return False
-
-
-def has_conditional_puts(url: str) -> bool:
-    """Return whether the S3 server of a URL refuses to replace an object that was put with `If-None-Match: *`.
-
-    A server that does not know the header ignores it. It is tried once per process and folder, with an empty object.
-    """
-    return _honours_conditions(url.rstrip("/"))

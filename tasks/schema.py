@@ -19,6 +19,12 @@ from pyspark.sql.types import (
 
 STORED, DUPLICATE, QUARANTINED, DELETED = "stored", "duplicate", "quarantined", "deleted"
 
+
+def columns_of(schema: pa.Schema, *names: str) -> pa.Schema:
+    """Return the schema of these columns, in this order."""
+    return pa.schema([schema.field(name) for name in names])
+
+
 IMAGES = StructType(
     [
         StructField("sha256", StringType(), nullable=False),
@@ -109,18 +115,16 @@ sha256 is the key of the image, the digest of its original file. content_sha256 
 predicted: those of the file, or those of a table, where a large image is scaled down.
 """
 
+PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
+
 INPUTS_KEY = ("source", "path")
 
 INPUTS = StructType(
     [
         StructField("source", StringType(), nullable=False),
-        StructField("path", StringType(), nullable=False),
-        StructField("size", LongType(), nullable=False),
-        StructField("modified_at", TimestampType(), nullable=False),
-        StructField("sha256", StringType()),
+        *(FILES[name] for name in ("path", "size", "modified_at", "sha256")),
         StructField("error", StringType()),
-        StructField("seen_at", TimestampType(), nullable=False),
-        *(FILES[name] for name in ADDED_TO_FILES),
+        *(FILES[name] for name in ("seen_at", *ADDED_TO_FILES)),
     ]
 )
 """The table `inputs`: one row per file that was predicted without a table of images.
@@ -162,19 +166,12 @@ FILE_ARROW = pa.schema(
         ("path", pa.string()),
         ("size", pa.int64()),
         ("modified_at", pa.timestamp("us", tz="UTC")),
-        *(FILES_ARROW.field(name) for name in ADDED_TO_FILES),
+        *columns_of(FILES_ARROW, *ADDED_TO_FILES),
     ]
 )
 """Columns of a listed file; path is relative to the source, size in bytes."""
 
-LISTING_ARROW = pa.schema(
-    [
-        FILE_ARROW.field("path"),
-        ("label", pa.string()),
-        ("split", pa.string()),
-        *(FILE_ARROW.field(name) for name in FILE_ARROW.names[1:]),
-    ]
-)
+LISTING_ARROW = FILE_ARROW.insert(1, pa.field("label", pa.string())).insert(2, pa.field("split", pa.string()))
 """Columns of a source's listing, before a file is read; split is null where the content determines it."""
 
 TO_PREDICT_ARROW = pa.schema([*FILE_ARROW, ("known_sha256", pa.string())])
@@ -187,16 +184,13 @@ ledger_sha256 is that of its row in the ledger, if only changed_at or inode diff
 where the content is the same.
 """
 
-IMAGE_KEYS_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "label", "split")])
+IMAGE_KEYS_ARROW = columns_of(IMAGES_ARROW, "sha256", "label", "split")
 """Columns that identify a file and a row of `images` as the same image."""
 
 READ_ARROW = pa.schema(
     [
         *TO_READ_ARROW,
-        ("sha256", pa.string()),
-        ("part", pa.string()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
+        *((name, pa.string()) for name in ("sha256", "part", "reason", "detail")),
         ("read_failed", pa.bool_()),
     ]
 )

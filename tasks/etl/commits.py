@@ -12,7 +12,6 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -26,7 +25,7 @@ from tasks.system.cores import num_cores
 from tasks.system.locks import excludes_other_machines
 from tasks.tables import delta
 from tasks.tables.direct_commits import add_files, are_small, replace_few_rows
-from tasks.tables.parts import REWRITTEN, Mapper, PartTarget, make_rewriter, read_rows
+from tasks.tables.parts import REWRITTEN, Mapper, PartTarget, make_rewriter, read_rows, write_rows
 from tasks.tables.writer import is_unsure
 
 # The table version that a model was trained from stays readable for as long as the model exists. Maintenance keeps its
@@ -184,7 +183,9 @@ def write_images(
         _replace_images(spark, target, version, surplus, moved)
         version += 1
     if version is None or new:
-        _add(spark, target.folder, new, version, IMAGES, {**values, **IMAGES_PROPERTIES})
+        path, of_new = target.folder, {**values, **IMAGES_PROPERTIES}
+        if not _commit_without_copy(spark, path, new, version, IMAGES, of_new):
+            delta.append_files(spark, path, [f"{path}/{name}" for name in new], version, IMAGES, of_new)
 
 
 def _commit_without_copy(
@@ -209,18 +210,6 @@ def _commit_without_copy(
     except NeedsSpark:
         return False
     return True
-
-
-def _add(
-    spark: SparkSession,
-    path: str,
-    files: Mapping[str, int],
-    version: int | None,
-    schema: StructType,
-    values: Mapping[str, str],
-) -> None:
-    if not _commit_without_copy(spark, path, files, version, schema, values):
-        delta.append_files(spark, path, [f"{path}/{name}" for name in files], version, schema, values)
 
 
 def _replace_images(
@@ -263,12 +252,6 @@ def write_files(
         except NeedsSpark:
             delta.replace_rows(spark, path, version, spark.createDataFrame(rows), "path")
         return
-    name = target.new_name()
-    filesystem, root = file_system(path)
-    with (
-        filesystem.open(f"{root}/{name}", "wb") as file,
-        pq.ParquetWriter(file, FILES_ARROW, compression="zstd") as writer,
-    ):
-        for batch in changed.batches():
-            writer.write_batch(batch)
-    _add(spark, path, {name: changed.num_rows}, version, FILES, values)
+    name = write_rows(changed.batches(), target, FILES_ARROW)
+    if not _commit_without_copy(spark, path, {name: changed.num_rows}, version, FILES, values):
+        delta.append_files(spark, path, [f"{path}/{name}"], version, FILES, values)

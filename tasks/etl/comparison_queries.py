@@ -19,28 +19,22 @@ BUCKET_OF = "CREATE OR REPLACE MACRO bucket_of(text) AS hash(text) >> 44"
 
 KNOWN = "CREATE OR REPLACE VIEW known AS FROM ledger WHERE outcome <> 'deleted'"
 
-DIFFERING = """
+SUMS = """
+    SELECT bucket_of(path) AS bucket, count(*) AS number, sum(hash(path, label, {split}, size, modified_at)) AS total,
+        count(inode) AS with_inode, sum(hash(path, changed_at, inode)) FILTER (inode IS NOT NULL) AS total_status
+"""
+
+DIFFERING = f"""
 CREATE OR REPLACE TABLE differing AS
 -- By number of files and sum of 64-bit hashes of their values: a join of ten million paths would not fit into memory.
 -- A changed file is missed with a probability of 2^-64.
-WITH listed AS (
-    SELECT bucket_of(path) AS bucket, count(*) AS number,
-        sum(hash(path, label, {split}, size, modified_at)) AS total,
-        count(inode) AS with_inode, sum(hash(path, changed_at, inode)) FILTER (inode IS NOT NULL) AS total_status
-    FROM listing GROUP BY bucket
-),
-recorded AS (
-    SELECT bucket_of(path) AS bucket, count(*) AS number,
-        sum(hash(path, label, {split}, size, modified_at)) AS total,
-        count(inode) AS with_inode, sum(hash(path, changed_at, inode)) FILTER (inode IS NOT NULL) AS total_status
-    FROM known GROUP BY bucket
-)
+WITH listed AS ({SUMS} FROM listing GROUP BY bucket), recorded AS ({SUMS} FROM known GROUP BY bucket)
 SELECT bucket FROM listed FULL OUTER JOIN recorded USING (bucket)
 WHERE listed.number IS DISTINCT FROM recorded.number OR listed.total IS DISTINCT FROM recorded.total
     -- Not where all rows are of a release without inodes, or all files on a store: they count as unchanged.
     OR (listed.with_inode > 0 AND recorded.with_inode > 0 AND listed.total_status <> recorded.total_status)
 UNION SELECT bucket_of(path) FROM known WHERE reason IN $read_again
-"""
+"""  # noqa: S608  # text of this module
 
 CHANGED = """
 CREATE OR REPLACE TABLE changed AS
@@ -58,19 +52,13 @@ FROM (FROM listing {chosen}) l FULL OUTER JOIN (
         coalesce(reason IN $read_again, false) AS read_again
     FROM known {chosen}
 ) k ON l.path = k.path
-WHERE NOT is_same OR k.read_again OR is_touched
-"""
+WHERE NOT is_same OR k.read_again OR is_touched;
 
-TOUCHED = (
-    "CREATE OR REPLACE TABLE all_touched AS SELECT path FROM changed WHERE status = 'touched'",
-    "DELETE FROM changed WHERE status = 'touched'",
-    # Without a file whose image is lost: it is new.
-    "CREATE OR REPLACE VIEW touched AS FROM all_touched ANTI JOIN changed USING (path)",
-)
+CREATE OR REPLACE TABLE all_touched AS SELECT path FROM changed WHERE status = 'touched';
+DELETE FROM changed WHERE status = 'touched';
+-- Without a file whose image is lost: it is new.
+CREATE OR REPLACE VIEW touched AS FROM all_touched ANTI JOIN changed USING (path);
 
-IN_DIFFERING = "SEMI JOIN differing ON bucket_of(path) = bucket"
-
-UNSETTLED = """
 CREATE OR REPLACE TABLE unsettled AS
 -- As `differing`, by a hash of the content.
 WITH present AS (
@@ -83,37 +71,32 @@ recorded AS (
 )
 SELECT bucket FROM present FULL OUTER JOIN recorded USING (bucket)
 WHERE present.number IS DISTINCT FROM recorded.number OR present.total IS DISTINCT FROM recorded.total
-UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE outcome = 'stored'
-"""
+UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE outcome = 'stored';
 
-LOST = """
 INSERT INTO changed (path, status) SELECT path, 'new' FROM (
     FROM known SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = 'stored'
 )
 ANTI JOIN (FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket) USING (sha256, label, split)
-ANTI JOIN changed USING (path)
-"""
+ANTI JOIN changed USING (path);
 
-UNCHANGED = "CREATE OR REPLACE VIEW unchanged AS FROM known ANTI JOIN changed USING (path)"
+CREATE OR REPLACE VIEW unchanged AS FROM known ANTI JOIN changed USING (path);
 
-ORPHANS = """
 CREATE OR REPLACE TABLE orphans AS
 FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket ANTI JOIN (
     FROM unchanged SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = 'stored'
-) USING (sha256, label, split)
-"""
+) USING (sha256, label, split);
 
-AFTER_CHANGED = (*TOUCHED, UNSETTLED, LOST, UNCHANGED, ORPHANS)
-"""Queries to run in this order once `changed` has the files that differ."""
-
-ABSENT = """
 CREATE OR REPLACE TABLE absent AS
 SELECT sha256, label, split FROM (
     FROM known SEMI JOIN (FROM changed WHERE status = 'gone') USING (path)
     UNION ALL
     FROM ledger ANTI JOIN changed USING (path) WHERE outcome = 'deleted'
-) WHERE $keep
+) WHERE $keep;
+
+CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged
 """
+
+IN_DIFFERING = "SEMI JOIN differing ON bucket_of(path) = bucket"
 
 KEPT = """
 CREATE OR REPLACE TABLE kept AS

@@ -39,9 +39,7 @@ class FileCounts:
 
     @classmethod
     def of_groups(
-        cls,
-        groups: Iterable[tuple[str | None, str | None, str, str | None, int]],
-        kept: Iterable[tuple[str, str, int]],
+        cls, groups: Iterable[tuple[str | None, str | None, str, str | None, int]], kept: Iterable[tuple[str, str, int]]
     ) -> Self:
         """Return the sums over groups of files and over the images kept of deleted files.
 

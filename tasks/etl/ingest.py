@@ -14,13 +14,7 @@ from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.etl.commits import is_swept, staged_parts, sweep_killed_runs, write_files, write_images
 from tasks.etl.extract import Edges, make_decoder, make_reader
-from tasks.etl.gates import (
-    FileCounts,
-    check_bad_fraction,
-    check_class_sizes,
-    check_deletions,
-    small_split_warnings,
-)
+from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, check_deletions, small_split_warnings
 from tasks.etl.labels import MAX_GROUPS
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, newest_commits, prepare_source, read_remote, relist_if_outdated
@@ -45,20 +39,11 @@ from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
 from tasks.spark.worker_log import count_ended_tasks
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, translate_disk_full
-from tasks.tables import delta, snapshots
+from tasks.tables import delta, properties, snapshots
 from tasks.tables.delta_internals import Snapshot
 from tasks.tables.direct_commits import DRIVER_BYTES
 from tasks.tables.parquet_rows import ParquetRows, spool_rows
 from tasks.tables.parts import PartTarget, make_row_writer, read_rows
-from tasks.tables.properties import (
-    OTHER_TABLES,
-    SOURCE_PROPERTY,
-    check_columns,
-    check_properties,
-    source_property,
-    table_properties,
-    with_table_split,
-)
 from tasks.tables.relations import Relations
 from tasks.tables.writer import write_access
 from tasks.text.forms import shown
@@ -102,17 +87,17 @@ def open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, so
     newest = {name: _open_table(spark, storage.table(name)) for name in ("images", "files")}
     found = {name: snapshot for name, snapshot in newest.items() if snapshot is not None}
     for existing in found.values():
-        etl = with_table_split(etl, existing.properties)
+        etl = properties.with_table_split(etl, existing.properties)
     made_with = next((existing.properties for existing in found.values()), {})
-    wanted = table_properties(etl, source_property(source.location, storage.digits, made_with))
+    wanted = properties.table_properties(etl, properties.source_property(source.location, storage.digits, made_with))
     replaced = False
     schemas = {"images": IMAGE_KEYS_ARROW, "files": FILES_ARROW}
     rows: dict[str, pa.Table | ParquetRows] = {name: schema.empty_table() for name, schema in schemas.items()}
     lacking: list[StructField] = []
     for name, snapshot in found.items():
         path, columns = snapshot.table.path, FILES if name == "files" else IMAGES
-        replaced |= check_properties(snapshot.properties, wanted, path, etl.replace_source)
-        check_columns(snapshot.schema, columns, path, ADDED_TO_FILES if name == "files" else ())
+        replaced |= properties.check_properties(snapshot.properties, wanted, path, etl.replace_source)
+        properties.check_columns(snapshot.schema, columns, path, ADDED_TO_FILES if name == "files" else ())
         lacking += [column for column in columns if column.name not in snapshot.schema.names]
         rows[name] = snapshots.version_rows(spark, snapshot.table, schemas[name], scratch_root(storage))
     versions = [None if snapshot is None else snapshot.table.version for snapshot in newest.values()]
@@ -122,7 +107,7 @@ def open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, so
 def _open_table(spark: SparkSession | None, path: str) -> Snapshot | None:
     """Open the newest version of a table, after its creation by a run that was killed is completed."""
     found = snapshots.newest_snapshot(spark, path)
-    if found is None or SOURCE_PROPERTY in found.properties:
+    if found is None or properties.SOURCE_PROPERTY in found.properties:
         return found
     if spark is None:
         raise NeedsSpark
@@ -256,7 +241,7 @@ def _ingest(spark: SparkSession | None, source: Source, tables: Tables, storage:
             logger.warning(
                 "'%s' keeps the labels %s of an older release, with their models. New tables have labels in Unicode's "
                 "composed form (NFC): for them ingest again into %s",
-                paths[0], shown(compared.decomposed[:MAX_GROUPS]), OTHER_TABLES,
+                paths[0], shown(compared.decomposed[:MAX_GROUPS]), properties.OTHER_TABLES,
             )  # fmt: skip
         num_new = compared.num_new()
         up_to_date = not from_scratch and compared.is_up_to_date()
@@ -275,7 +260,7 @@ def _ingest(spark: SparkSession | None, source: Source, tables: Tables, storage:
             logger.info(
                 "etl.split_by is %s, but '%s' was made with %s and continues with it, so that no image changes its "
                 "split: for another split give %s",
-                requested, paths[0], etl.split_by, OTHER_TABLES,
+                requested, paths[0], etl.split_by, properties.OTHER_TABLES,
             )  # fmt: skip
         if spark is not None and not up_to_date:
             counts = _synchronize(spark, source, compared, tables, storage)
@@ -300,13 +285,9 @@ def _ingest(spark: SparkSession | None, source: Source, tables: Tables, storage:
     )
     logger.info(
         "%s is at version %d: %d stored, %d duplicates, %d quarantined%s",
-        report.images.path,
-        report.images.version,
-        report.stored,
-        report.duplicates,
-        report.quarantined,
+        images.path, images.version, report.stored, report.duplicates, report.quarantined,
         "" if report.changed else "; nothing new, nothing committed",
-    )
+    )  # fmt: skip
     return report
 
 

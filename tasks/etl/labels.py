@@ -216,11 +216,8 @@ class PathLabels:
         if self.absent:
             logger.warning(
                 "%d of %d paths in %s are not in the source, e.g. '%s'",
-                len(self.absent),
-                len(self._named),
-                self._etl.labels.file,
-                min(self.absent),
-            )
+                len(self.absent), len(self._named), self._etl.labels.file, min(self.absent),
+            )  # fmt: skip
         if groups := look_alikes(label for label in self._found if label is not None):
             logger.warning(
                 "labels that look alike: %s%s. Forms of Unicode are one class, unless the table has several. Spaces "
@@ -232,6 +229,5 @@ class PathLabels:
             logger.warning(
                 "etl.labels.pattern finds other labels in %d paths since they are compared in their composed form "
                 "(NFC): %s in place of %s",
-                self._pattern.changed,
-                *map(ascii, self._pattern.example),
-            )
+                self._pattern.changed, *map(ascii, self._pattern.example),
+            )  # fmt: skip

@@ -49,17 +49,13 @@ class ListedFiles:
         return [self.paths, self.sizes, self.times, self.status_times, inodes]
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".")
-
-
 def _is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
 
 
 def is_image_path(path: str) -> bool:
     """Return whether a path below a source is listed: it has an image extension, and no part of it is hidden."""
-    return _is_image(path) and not any(_is_hidden(name) for name in path.split("/"))
+    return _is_image(path) and not any(name.startswith(".") for name in path.split("/"))
 
 
 def _status(path: str, setting: str) -> os.stat_result | None:
@@ -99,7 +95,7 @@ class _Walk:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     name = entry.name
-                    if _is_hidden(name):
+                    if name.startswith("."):
                         continue
                     if entry.is_file(follow_symlinks=False):
                         if _is_image(name):
@@ -144,10 +140,7 @@ class _Walk:
 
 
 def local_files(
-    source: Path,
-    what: str = "class folders with images",
-    setting: str = "source",
-    own: OwnFolders = NO_FOLDERS,
+    source: Path, what: str = "class folders with images", setting: str = "source", own: OwnFolders = NO_FOLDERS
 ) -> Iterator[ListedFiles]:
     """Yield the image files below a folder in batches, in the order of their paths; hidden files are ignored.
 
@@ -215,15 +208,12 @@ def local_files(
     yield files
 
 
-def list_images(
-    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders = NO_FOLDERS
-) -> SpooledRows:
+def list_images(source: Path, etl: EtlConfig = EtlConfig(), own: OwnFolders = NO_FOLDERS) -> SpooledRows:
     """List the image files below `source` with their labels and predefined splits; hidden files are ignored.
 
     Args:
         source: The folder.
         etl: Settings for labels and splits.
-        scratch: As for `make_listing`.
         own: As for `local_files`.
 
     Returns:
@@ -233,7 +223,7 @@ def list_images(
         WrongInput: As `local_files`; or the folder has no image files, or the label file is not usable.
         SourceUnavailable: As `local_files`.
     """
-    return make_listing(local_files(source, own=own), str(source), etl, scratch)
+    return make_listing(local_files(source, own=own), str(source), etl)
 
 
 def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scratch: Path | None = None) -> SpooledRows:
@@ -277,16 +267,14 @@ def check_not_empty(listing: SpooledRows, source: str, setting: str = "source") 
         )
 
 
-def check_source(
-    source: Path, etl: EtlConfig = EtlConfig(), scratch: Path | None = None, own: OwnFolders = NO_FOLDERS
-) -> SpooledRows:
+def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> SpooledRows:
     """Check that a folder can be trained on; return its listing, as `list_images`.
 
     Raises:
         WrongInput: As `list_images` and `check_labels`.
         SourceUnavailable: As `list_images`.
     """
-    listing = list_images(source, etl, scratch, own)
+    listing = list_images(source, etl)
     check_labels(listing, str(source), etl)
     return listing
 

@@ -11,11 +11,11 @@ Views and tables, in the order of their creation, after those of `comparison_que
 - recalled, candidates: unchanged files with such a content, and all files with such a content.
 - repeated: hashes of the contents of several candidates.
 - contents, conflicts: these contents, and those of them under several labels or splits.
+- loose: rows of `images` that may be deleted.
 - resolving, drawn: the candidates and their outcomes, without the splits that are assigned now, and with their draws.
 - bounds: the range of draws of each split of a class.
 - resolved: the candidates and their outcomes; is_moved if the split differs from the split in the part.
 - others, outcomes, stored: all other files and their outcomes, those of all files, and the stored images.
-- loose: rows of `images` that may be deleted.
 - fillable: buckets of paths whose rows in the ledger lack an inode; they become `refreshed` with the next changes.
 
 Of the parts to commit, and of the rows to change in them:
@@ -46,22 +46,7 @@ CREATE OR REPLACE TEMP VIEW listing AS
 SELECT listed.* REPLACE (coalesce(forms.form, listed.label) AS label) FROM listed LEFT JOIN forms USING (label)
 """
 
-AFFECTED = """
-CREATE OR REPLACE TABLE affected AS
--- A 64-bit hash in place of sha256: another content with an equal hash is resolved again, with the same outcome.
-SELECT DISTINCT hash(sha256) AS key FROM (
-    SELECT sha256 FROM staged UNION ALL SELECT sha256 FROM ledger SEMI JOIN changed USING (path)
-) WHERE sha256 IS NOT NULL
-"""
-
-REFRESHED = """
-CREATE OR REPLACE TABLE refreshed AS
-SELECT path, changed_at, inode FROM read_rows WHERE sha256 = ledger_sha256
-"""
-
-REPLACED = "INSERT INTO changed (path, status) SELECT path, 'new' FROM read_rows WHERE sha256 <> ledger_sha256"
-
-FAILED = """
+READ_FILES = """
 CREATE OR REPLACE TABLE failed AS
 WITH unread AS (
     SELECT path, sha256, label, split, r.detail FROM known k JOIN (
@@ -70,24 +55,30 @@ WITH unread AS (
     ) r USING (path) WHERE k.reason IS NULL
 )
 SELECT path, detail FROM unread
-SEMI JOIN (FROM existing SEMI JOIN unread USING (sha256)) USING (sha256, label, split)
-"""
+SEMI JOIN (FROM existing SEMI JOIN unread USING (sha256)) USING (sha256, label, split);
 
-STAGED = """
+CREATE OR REPLACE TABLE refreshed AS
+SELECT path, changed_at, inode FROM read_rows WHERE sha256 = ledger_sha256;
+
+INSERT INTO changed (path, status) SELECT path, 'new' FROM read_rows WHERE sha256 <> ledger_sha256;
+
 CREATE OR REPLACE TEMP VIEW staged AS
 SELECT * EXCLUDE (ledger_sha256, read_failed) FROM read_rows ANTI JOIN failed USING (path)
-WHERE ledger_sha256 IS NULL OR sha256 <> ledger_sha256
+WHERE ledger_sha256 IS NULL OR sha256 <> ledger_sha256;
+
+CREATE OR REPLACE TABLE affected AS
+-- A 64-bit hash in place of sha256: another content with an equal hash is resolved again, with the same outcome.
+SELECT DISTINCT hash(sha256) AS key FROM (
+    SELECT sha256 FROM staged UNION ALL SELECT sha256 FROM ledger SEMI JOIN changed USING (path)
+) WHERE sha256 IS NOT NULL;
+
+-- The images of these files are resolved with their rows of the ledger.
+DELETE FROM changed WHERE path IN (SELECT path FROM failed)
 """
-
-UNCHANGED_FAILED = "DELETE FROM changed WHERE path IN (SELECT path FROM failed)"
-"""After `affected`: the images of these files are resolved with their rows of the ledger."""
-
-WITHOUT_FAILED = (REFRESHED, REPLACED, STAGED, AFFECTED, UNCHANGED_FAILED)
-"""Queries to run in this order for the files that were read."""
 
 READ = "CREATE OR REPLACE TEMP VIEW read AS SELECT *, split AS split_in_part FROM staged"
 
-KNOWN_SPLITS = """
+READ_WITH_KNOWN_SPLITS = """
 CREATE OR REPLACE TABLE known_splits AS
 -- The table takes precedence; the ledger has the splits of deleted images and of images in conflict. A content that is
 -- in neither is usually an edited image: it gets the split of its path, so that the original keeps it when restored.
@@ -98,50 +89,38 @@ SELECT sha256, arg_min(split, rank || split) AS split FROM (
     UNION ALL
     SELECT staged.sha256, ledger.split, '2' FROM ledger JOIN staged USING (path)
     WHERE ledger.split IS NOT NULL AND NOT $replaced
-) SEMI JOIN affected ON hash(sha256) = key GROUP BY sha256
-"""
+) SEMI JOIN affected ON hash(sha256) = key GROUP BY sha256;
 
-READ_WITH_KNOWN_SPLITS = """
 CREATE OR REPLACE TEMP VIEW read AS
 SELECT s.* REPLACE (CASE WHEN reason IS NULL THEN r.split END AS split), s.split AS split_in_part
 FROM staged s LEFT JOIN known_splits r ON s.sha256 = r.sha256
 """
 
-RECALLED = """
+RESOLUTION = f"""
 CREATE OR REPLACE TABLE recalled AS
 SELECT path, label, split, size, modified_at, changed_at, inode, sha256, reason, detail
-FROM unchanged SEMI JOIN affected ON hash(sha256) = key
-"""
+FROM unchanged SEMI JOIN affected ON hash(sha256) = key;
 
-CANDIDATES = """
 CREATE OR REPLACE VIEW candidates AS
 SELECT *, NULL AS split_in_part FROM recalled
 UNION ALL
-SELECT path, label, split, size, modified_at, changed_at, inode, sha256, reason, detail, split_in_part FROM read
-"""
+SELECT path, label, split, size, modified_at, changed_at, inode, sha256, reason, detail, split_in_part FROM read;
 
-REPEATED = """
 CREATE OR REPLACE TABLE repeated AS
-SELECT hash(sha256) AS key FROM candidates WHERE reason IS NULL GROUP BY key HAVING count(*) > 1
-"""
+SELECT hash(sha256) AS key FROM candidates WHERE reason IS NULL GROUP BY key HAVING count(*) > 1;
 
-CONTENTS = """
 CREATE OR REPLACE TABLE contents AS
 -- Only of contents in several files: a group of each content would not fit into memory.
 SELECT sha256, min(path) AS first, min(label) <> max(label) AS two_labels, min(split) <> max(split) AS two_splits
-FROM candidates SEMI JOIN repeated ON hash(sha256) = key WHERE reason IS NULL GROUP BY sha256
-"""
+FROM candidates SEMI JOIN repeated ON hash(sha256) = key WHERE reason IS NULL GROUP BY sha256;
 
-CONFLICTS = """
 CREATE OR REPLACE TABLE conflicts AS
 -- Lists are built only for the few contents that are in conflict.
 SELECT sha256, string_agg(DISTINCT label, ', ' ORDER BY label) AS labels,
     string_agg(DISTINCT split, ', ' ORDER BY split) AS splits
 FROM candidates SEMI JOIN (FROM contents WHERE two_labels OR two_splits) USING (sha256)
-WHERE reason IS NULL GROUP BY sha256
-"""
+WHERE reason IS NULL GROUP BY sha256;
 
-RESOLVING = f"""
 CREATE OR REPLACE VIEW resolving AS
 SELECT path, label, split, size, modified_at, changed_at, inode, f.sha256,
     CASE WHEN reason IS NOT NULL OR two_labels OR two_splits THEN '{QUARANTINED}'
@@ -155,26 +134,27 @@ SELECT path, label, split, size, modified_at, changed_at, inode, f.sha256,
          WHEN two_splits THEN 'the same content in the splits ' || splits END AS detail,
     split_in_part
 FROM candidates f LEFT JOIN contents c ON f.reason IS NULL AND f.sha256 = c.sha256
-    LEFT JOIN conflicts x ON c.sha256 = x.sha256
-"""  # noqa: S608  # constants of the tables
+    LEFT JOIN conflicts x ON c.sha256 = x.sha256;
 
-RESOLUTION = (RECALLED, CANDIDATES, REPEATED, CONTENTS, CONFLICTS, RESOLVING)
-"""Queries to run in this order for the outcomes of all files with the same contents."""
+-- An image of a deleted file is not kept if a file of the source has the same content: that file's label counts.
+CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged UNION ALL SELECT sha256 FROM read;
 
-OTHERS = """
+CREATE OR REPLACE TABLE loose AS
+FROM existing SEMI JOIN affected ON hash(sha256) = key
+UNION ALL FROM orphans ANTI JOIN affected ON hash(sha256) = key;
+
 CREATE OR REPLACE VIEW others AS
 SELECT path, label, split, size, modified_at, changed_at, inode, sha256, outcome, reason, detail
-FROM unchanged ANTI JOIN affected ON hash(sha256) = key
-"""
+FROM unchanged ANTI JOIN affected ON hash(sha256) = key;
 
-DRAW_OF = "CREATE OR REPLACE MACRO draw_of(seed, sha256) AS ('0x' || sha256(concat(seed, ':', sha256))[1:15])::BIGINT"
-"""Place of an image in the order of its class: 60 bits, which no two of ten million images are expected to share."""
-
-DRAWN = """
 CREATE OR REPLACE TABLE drawn AS
 -- A table, since the draws take as long as all the rest; the splits that follow from them do not.
 SELECT *, CASE WHEN split IS NULL AND reason IS NULL THEN draw_of($seed, sha256) END AS draw FROM resolving
-"""
+"""  # noqa: S608  # constants of the tables
+"""The outcomes of all files with the same contents, without the splits that are assigned now."""
+
+DRAW_OF = "CREATE OR REPLACE MACRO draw_of(seed, sha256) AS ('0x' || sha256(concat(seed, ':', sha256))[1:15])::BIGINT"
+"""Place of an image in the order of its class: 60 bits, which no two of ten million images are expected to share."""
 
 SPLIT_COUNTS = """
 SELECT label, split, count(*) FROM (
@@ -184,7 +164,7 @@ SELECT label, split, count(*) FROM (
 ) GROUP BY ALL
 """
 
-BOUNDS = """
+RESOLVED = """
 CREATE OR REPLACE TABLE bounds AS
 WITH ranked AS (
     SELECT label, draw, row_number() OVER (PARTITION BY label ORDER BY draw) - 1 AS rank
@@ -192,30 +172,16 @@ WITH ranked AS (
 )
 SELECT label, assigned.split, draw AS lower,
     lead(draw, 1, 1::BIGINT << 60) OVER (PARTITION BY label ORDER BY draw) AS upper
-FROM ranked JOIN assigned USING (label) WHERE rank = assigned.first
-"""
+FROM ranked JOIN assigned USING (label) WHERE rank = assigned.first;
 
-RESOLVED = """
 CREATE OR REPLACE VIEW resolved AS
 SELECT r.* EXCLUDE (split_in_part, draw) REPLACE (coalesce(r.split, b.split) AS split),
     coalesce(split_in_part <> coalesce(r.split, b.split), false) AS is_moved
-FROM drawn r LEFT JOIN bounds b ON r.label = b.label AND r.draw >= b.lower AND r.draw < b.upper
-"""
+FROM drawn r LEFT JOIN bounds b ON r.label = b.label AND r.draw >= b.lower AND r.draw < b.upper;
 
-OUTCOMES = """
-CREATE OR REPLACE VIEW outcomes AS FROM others UNION ALL SELECT * EXCLUDE (is_moved) FROM resolved
-"""
-
-STORED_IMAGES = "CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored'"
-
-ASSIGNED_IMAGES = """
+CREATE OR REPLACE VIEW outcomes AS FROM others UNION ALL SELECT * EXCLUDE (is_moved) FROM resolved;
+CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE outcome = 'stored';
 CREATE OR REPLACE VIEW resolved_images AS SELECT sha256, label, split FROM resolved WHERE outcome = 'stored'
-"""
-
-LOOSE = """
-CREATE OR REPLACE TABLE loose AS
-FROM existing SEMI JOIN affected ON hash(sha256) = key
-UNION ALL FROM orphans ANTI JOIN affected ON hash(sha256) = key
 """
 
 MOVED = """
@@ -253,17 +219,15 @@ FROM (
 """
 """Rows to write to the ledger: other outcomes or files, and the new status of files that were only touched."""
 
-FILLABLE = """
+FILL = """
 CREATE OR REPLACE TABLE fillable AS
 -- Whole buckets: a bucket with both kinds of rows is compared row by row.
 SELECT bucket FROM (
     SELECT bucket, sum(number) OVER (ORDER BY bucket) AS total FROM (
         SELECT bucket_of(path) AS bucket, count(*) AS number FROM unchanged WHERE inode IS NULL GROUP BY bucket
     )
-) WHERE total <= $most
-"""
+) WHERE total <= $most;
 
-FILL = """
 INSERT INTO refreshed
 SELECT path, l.changed_at, l.inode FROM (FROM listing WHERE inode IS NOT NULL) l JOIN (
     FROM (FROM unchanged WHERE inode IS NULL) SEMI JOIN fillable ON bucket_of(path) = bucket
@@ -275,51 +239,36 @@ COUNT_CHANGES = f"""
 SELECT (SELECT count(*) FROM ({CHANGES})), (SELECT count(*) FROM ledger SEMI JOIN ({CHANGES}) USING (path))
 """  # noqa: S608  # text of this module
 
-
-AMBIGUOUS_HASHES = """
+CHOICE_OF_PARTS = """
 CREATE OR REPLACE TABLE ambiguous_hashes AS
 -- An image with another content is in one part alone, and is to be inserted.
-SELECT key FROM repeated UNION SELECT hash(sha256) FROM loose
-"""
+SELECT key FROM repeated UNION SELECT hash(sha256) FROM loose;
 
-AMBIGUOUS_ROWS = """
 CREATE OR REPLACE TABLE ambiguous_rows AS
-SELECT part, sha256, label, split FROM staged SEMI JOIN ambiguous_hashes ON hash(sha256) = key WHERE part IS NOT NULL
-"""
+SELECT part, sha256, label, split FROM staged SEMI JOIN ambiguous_hashes ON hash(sha256) = key WHERE part IS NOT NULL;
 
-RESOLVED_ROWS = """
-CREATE OR REPLACE TABLE resolved_rows AS FROM resolved_images SEMI JOIN ambiguous_hashes ON hash(sha256) = key
-"""
+CREATE OR REPLACE TABLE resolved_rows AS FROM resolved_images SEMI JOIN ambiguous_hashes ON hash(sha256) = key;
 
-ROWS_TO_INSERT = """
 CREATE OR REPLACE TABLE rows_to_insert AS
 SELECT sha256, min(part) AS part
 FROM ambiguous_rows SEMI JOIN (FROM resolved_rows ANTI JOIN loose USING (sha256, label, split)) USING (sha256, label)
-GROUP BY sha256
-"""
+GROUP BY sha256;
 
-PARTS = """
 CREATE OR REPLACE TABLE parts AS
 SELECT part, sum(num_rows)::BIGINT AS num_rows FROM (
     SELECT part, count(*) AS num_rows FROM staged ANTI JOIN ambiguous_hashes ON hash(sha256) = key
     WHERE part IS NOT NULL GROUP BY part
     UNION ALL
     SELECT part, count(*) FROM rows_to_insert GROUP BY part
-) GROUP BY part
-"""
+) GROUP BY part;
 
-ROWS_TO_DROP = """
 CREATE OR REPLACE TABLE rows_to_drop AS
 SELECT DISTINCT part, sha256
-FROM ambiguous_rows SEMI JOIN parts USING (part) ANTI JOIN rows_to_insert USING (part, sha256)
-"""
+FROM ambiguous_rows SEMI JOIN parts USING (part) ANTI JOIN rows_to_insert USING (part, sha256);
 
-MOVED_IN_PARTS = """
 CREATE OR REPLACE TABLE moved_in_parts AS
-SELECT sha256, label, split FROM resolved ANTI JOIN ambiguous_hashes ON hash(sha256) = key WHERE is_moved
-"""
+SELECT sha256, label, split FROM resolved ANTI JOIN ambiguous_hashes ON hash(sha256) = key WHERE is_moved;
 
-REASSIGNED = """
 CREATE OR REPLACE TABLE reassigned AS
 SELECT d.part, d.sha256, o.split
 FROM ambiguous_rows d JOIN resolved_rows o ON d.sha256 = o.sha256 AND d.label = o.label WHERE d.split <> o.split
@@ -327,18 +276,7 @@ UNION
 SELECT s.part, s.sha256, o.split
 FROM staged s JOIN moved_in_parts o ON s.sha256 = o.sha256 AND s.label = o.label WHERE s.part IS NOT NULL
 """
-
-CHOICE_OF_PARTS = (
-    AMBIGUOUS_HASHES,
-    AMBIGUOUS_ROWS,
-    RESOLVED_ROWS,
-    ROWS_TO_INSERT,
-    PARTS,
-    ROWS_TO_DROP,
-    MOVED_IN_PARTS,
-    REASSIGNED,
-)
-"""Queries to run in this order for the parts to commit, and the rows to change in them."""
+"""The parts to commit, and the rows to change in them."""
 
 WHOLE_PARTS = """
 SELECT part, num_rows FROM parts

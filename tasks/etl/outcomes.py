@@ -16,7 +16,7 @@ from tasks.etl import outcome_queries as queries
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
 from tasks.model_package.decode import Reason
-from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, TO_READ_ARROW
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, TO_READ_ARROW, columns_of
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.parts import REWRITE_ARROW
 from tasks.tables.relations import Relations
@@ -148,17 +148,18 @@ class Comparison:
         self._replaced = replaced
         self._relations = relations
         for name, rows in (("listing", listing), ("ledger", ledger), ("existing", existing)):
-            self._relations.add(name, rows)
+            relations.add(name, rows)
         self.decomposed = self._use_forms_of_table(listing)
-        self._run(comparison_queries.BUCKET_OF, queries.DRAW_OF, comparison_queries.KNOWN)
-        self._find_changed()
-        self._run(*comparison_queries.AFTER_CHANGED)
-        self._relations.run(comparison_queries.ABSENT, {"keep": keep_deleted and not replaced})
-        self._run("CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged", comparison_queries.KEPT)
-
-    def _run(self, *statements: str) -> None:
-        for statement in statements:
-            self._relations.run(statement)
+        relations.run(f"{comparison_queries.BUCKET_OF}; {queries.DRAW_OF}; {comparison_queries.KNOWN}")
+        values = {"read_again": list(READ_AGAIN), "replaced": replaced, "keep": keep_deleted and not replaced}
+        chosen = ""
+        if not replaced:
+            # A file without a predefined split differs here if others have one; below, its split is compared exactly.
+            ((has_splits,),) = relations.rows("SELECT count(split) > 0 FROM listing")
+            relations.run(comparison_queries.DIFFERING.format(split="split" if has_splits else "NULL"), values)
+            chosen = comparison_queries.IN_DIFFERING
+        relations.run(comparison_queries.CHANGED.format(chosen=chosen), values)
+        relations.run(comparison_queries.KEPT)
 
     def _count(self, relation: str) -> int:
         return int(self._relations.rows(f"SELECT count(*) FROM {relation}")[0][0])  # noqa: S608  # text of this module
@@ -178,16 +179,6 @@ class Comparison:
         self._relations.add("listed", listing)
         self._relations.run(queries.LISTING_WITH_FORMS)
         return sorted(uncommon & known)
-
-    def _find_changed(self) -> None:
-        again = {"read_again": list(READ_AGAIN)}
-        chosen = ""
-        if not self._replaced:
-            # A file without a predefined split differs here if others have one; below, its split is compared exactly.
-            ((has_splits,),) = self._relations.rows("SELECT count(split) > 0 FROM listing")
-            self._relations.run(comparison_queries.DIFFERING.format(split="split" if has_splits else "NULL"), again)
-            chosen = comparison_queries.IN_DIFFERING
-        self._relations.run(comparison_queries.CHANGED.format(chosen=chosen), {"replaced": self._replaced} | again)
 
     def num_new(self) -> int:
         """Return the number of new and changed files, including files that may have been only touched."""
@@ -225,27 +216,15 @@ class Comparison:
             read: Columns of READ_ARROW of the files from `to_read`. With a split rule, the column split is only the
                 value that a worker wrote into the part, and does not affect the assignment.
         """
-        self._relations.add("read_rows", read)
-        self._relations.run(queries.FAILED, {"max_bytes": MAX_FILE_BYTES, "replaced": self._replaced})
-        self._run(*queries.WITHOUT_FAILED)
-        if self._rule is None:
-            self._run(queries.READ)
-        else:
-            self._relations.run(queries.KNOWN_SPLITS, {"replaced": self._replaced})
-            self._run(queries.READ_WITH_KNOWN_SPLITS)
-        self._run(*queries.RESOLUTION)
-        # An image of a deleted file is not kept if a file of the source has the same content: that file's label counts.
-        self._run(
-            "CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged UNION ALL SELECT sha256 FROM read",
-            *(comparison_queries.KEPT, queries.LOOSE, queries.OTHERS),
-        )
-        self._assign_splits()
-        self._run(queries.OUTCOMES, queries.STORED_IMAGES, queries.ASSIGNED_IMAGES)
-
-    def _assign_splits(self) -> None:
-        """Assign splits to the images without one, in the order of a hash of seed and content."""
         rule = self._rule
-        self._relations.run(queries.DRAWN, {"seed": 0 if rule is None else rule.seed})
+        self._relations.add("read_rows", read)
+        self._relations.run(queries.READ_FILES, {"max_bytes": MAX_FILE_BYTES, "replaced": self._replaced})
+        self._relations.run(
+            queries.READ if rule is None else queries.READ_WITH_KNOWN_SPLITS, {"replaced": self._replaced}
+        )
+        self._relations.run(queries.RESOLUTION, {"seed": 0 if rule is None else rule.seed})
+        self._relations.run(comparison_queries.KEPT)
+        # Images without a split get one in the order of a hash of seed and content.
         existing: dict[str, Counts] = {}
         new: dict[str, int] = {}
         for label, split, number in self._relations.rows(queries.SPLIT_COUNTS):
@@ -256,7 +235,6 @@ class Comparison:
         ranges = () if rule is None else apportion_classes(existing, new, rule)
         assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in ranges]
         self._relations.add("assigned", pa.Table.from_pylist(assigned, schema=ASSIGNED_ARROW))
-        self._relations.run(queries.BOUNDS)
         self._relations.run(queries.RESOLVED)
 
     def groups(self) -> list[tuple[str | None, str | None, str, str | None, int]]:
@@ -286,7 +264,7 @@ class Comparison:
 
     def edits(self) -> Edits:
         """Return which parts contain exactly images to insert, and the changes to the others that have such images."""
-        self._run(*queries.CHOICE_OF_PARTS)
+        self._relations.run(queries.CHOICE_OF_PARTS)
         return Edits(dict(self._relations.rows(queries.WHOLE_PARTS)), self._relations)
 
     def surplus(self) -> pa.Table:
@@ -296,7 +274,7 @@ class Comparison:
                 FROM resolved_images SEMI JOIN loose USING (sha256) UNION ALL FROM kept
             ) USING (sha256, label, split)
         """
-        return self._relations.table(query, pa.schema([IMAGE_KEYS_ARROW.field("sha256")]))
+        return self._relations.table(query, columns_of(IMAGE_KEYS_ARROW, "sha256"))
 
     def num_existing(self) -> int:
         """Return the number of rows of `images` before the run."""
@@ -319,7 +297,6 @@ class Comparison:
         values = {"seen_at": seen_at}
         ((num_changes, num_known),) = self._relations.rows(queries.COUNT_CHANGES, values)
         if num_changes and self._relations.rows("SELECT 1 FROM known WHERE inode IS NULL LIMIT 1"):
-            self._relations.run(queries.FILLABLE, {"most": FILLED_ROWS})
-            self._run(queries.FILL)
+            self._relations.run(queries.FILL, {"most": FILLED_ROWS})
             ((num_changes, num_known),) = self._relations.rows(queries.COUNT_CHANGES, values)
         return LedgerChanges(num_changes, num_known == 0, self._relations, seen_at)

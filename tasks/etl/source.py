@@ -18,10 +18,11 @@ from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.extract import MAX_FILE_BYTES
-from tasks.etl.listing import ListedFiles, check_labels, check_source, is_image_path, make_listing
+from tasks.etl.listing import ListedFiles, check_labels, is_image_path, local_files, make_listing
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
 from tasks.paths import expand_user, local_path
 from tasks.spark.file_systems import check_folder, hadoop_files, scheme_of
+from tasks.spark.gateway import connected_jvm
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
@@ -78,8 +79,8 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
     A URL is listed by Spark's JVM, in the active session or a new one; a local folder is listed without Spark.
 
     Raises:
-        WrongInput: As `find_source`, `OwnFolders.of`, `check_source`, `remote_files` and `check_labels`.
-        SourceUnavailable: As `check_source` and `remote_files`.
+        WrongInput: As `find_source`, `OwnFolders.of`, `local_files`, `remote_files`, `make_listing` and `check_labels`.
+        SourceUnavailable: As `local_files` and `remote_files`.
         DiskFull: The disk has no space for the listing.
     """
     location = find_source(etl.source, storage)
@@ -97,8 +98,8 @@ def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Sourc
     With an outdated listing, files that the other run ingested would count as deleted, and its images as surplus.
 
     Raises:
-        WrongInput: As `check_source`, `remote_files` and `check_labels`.
-        SourceUnavailable: As `check_source` and `remote_files`.
+        WrongInput: As `local_files`, `remote_files`, `make_listing` and `check_labels`.
+        SourceUnavailable: As `local_files` and `remote_files`.
         NeedsSpark: `spark` is None, and the source is a URL.
     """
     now = newest_commits(storage)
@@ -108,13 +109,15 @@ def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Sourc
 
 
 def _list(spark: SparkSession | None, location: Path | str, etl: EtlConfig, storage: Storage) -> SpooledRows:
-    scratch = scratch_root(storage)
+    own = OwnFolders.of(location, storage)
     if isinstance(location, Path):
-        return check_source(location, etl, scratch, OwnFolders.of(location, storage))
-    if spark is None:
+        files = local_files(location, own=own)
+    elif spark is None:
         raise NeedsSpark
-    listing = make_listing(remote_files(spark, location, own=OwnFolders.of(location, storage)), location, etl, scratch)
-    check_labels(listing, location, etl)
+    else:
+        files = remote_files(spark, location, own=own)
+    listing = make_listing(files, str(location), etl, scratch_root(storage))
+    check_labels(listing, str(location), etl)
     return listing
 
 
@@ -187,11 +190,10 @@ def remote_files(
 
 def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:
     """Return the listed files with their content (bytes), or with the reason for its absence in `unreadable`."""
-    jvm, session = spark.sparkContext._jvm, spark._jsparkSession
     reader = hadoop_files(spark)(spark.sparkContext._jsc.hadoopConfiguration(), f"{url}/", MAX_FILE_BYTES)
     schema = StructType(
         [*listing.schema, StructField("content", BinaryType()), StructField("unreadable", StringType())]
     )
-    java_schema = jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())  # type: ignore[union-attr]  # the JVM is there while a session is
+    java_schema = connected_jvm().org.apache.spark.sql.types.DataType.fromJson(schema.json())
     rows = listing._jdf.javaRDD().mapPartitions(reader)
-    return DataFrame(session.createDataFrame(rows, java_schema), spark)
+    return DataFrame(spark._jsparkSession.createDataFrame(rows, java_schema), spark)

@@ -1,6 +1,7 @@
 """Data validation: measurement of one version of the tables, once, before training."""
 
 import logging
+from collections import Counter
 from typing import Annotated
 
 import numpy as np
@@ -193,9 +194,9 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
         found = tables.rows(
             "SELECT outcome, reason, count(*) FROM files WHERE outcome <> $deleted GROUP BY ALL", {"deleted": DELETED}
         )
-        outcomes: dict[str, int] = {}
+        outcomes = Counter[str]()
         for outcome, _reason, count in found:
-            outcomes[outcome] = outcomes.get(outcome, 0) + count
+            outcomes[outcome] += count
         bad = tables.rows(
             "SELECT path, reason, detail FROM files WHERE outcome = $bad ORDER BY path LIMIT $limit",
             {"bad": QUARANTINED, "limit": NUM_LISTED},
@@ -210,7 +211,7 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
             images=report.images,
             files=report.files,
             classes=report.classes,
-            outcomes=outcomes,
+            outcomes=dict(outcomes),
             reasons={reason: count for _, reason, count in sorted(found, key=lambda row: row[1] or "") if reason},
             widths=widths,
             heights=heights,
@@ -251,24 +252,14 @@ def _count_hashes(tables: Relations) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
     """Return one pair of images for each listed pair of hashes: the first by sha256 in two different splits."""
     hashes = sorted({value for pair in near.closest for value in pair})
-    by_hash: dict[int, list[tuple[str, str, str]]] = {}
+    by_hash: dict[int, list[dict[str, str]]] = {}
     for value, split, label, path in tables.rows(FIRST_OF_EACH, {"hashes": hashes}) if hashes else []:
-        by_hash.setdefault(value, []).append((path, label, split))
+        by_hash.setdefault(value, []).append({"path": path, "label": label, "split": split})
     pairs = []
     for (first, second), bits in zip(near.closest, near.bits, strict=True):
-        one, other = next((a, b) for a in by_hash[first] for b in by_hash[second] if a[2] != b[2])
-        (path, label, split), (other_path, other_label, other_split) = one, other
-        pairs.append(
-            NearPair(
-                bits=bits,
-                path=path,
-                label=label,
-                split=split,
-                other_path=other_path,
-                other_label=other_label,
-                other_split=other_split,
-            )
-        )
+        one, other = next((a, b) for a in by_hash[first] for b in by_hash[second] if a["split"] != b["split"])
+        others = {f"other_{name}": value for name, value in other.items()}
+        pairs.append(NearPair.model_validate({"bits": bits, **one, **others}))
     return pairs
 
 

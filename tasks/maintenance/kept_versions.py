@@ -2,25 +2,16 @@
 
 import logging
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tasks.config.maintenance import MaintainConfig
 from tasks.errors import WrongInput, join_names
 from tasks.object_store import list_names
-from tasks.schema import PROMOTIONS_ARROW
+from tasks.schema import PROMOTIONS_ARROW, columns_of
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.delta import check_table_path
-from tasks.tracking.pins import (
-    PINS,
-    missing_runs,
-    read_pins,
-    release_pins,
-    tracking_id,
-    versions_to_keep,
-    write_pins,
-)
+from tasks.tracking.pins import PINS, missing_runs, read_pins, release_pins, tracking_id, versions_to_keep, write_pins
 from tasks.tracking.server import reachable
 from tasks.tracking.trained_tables import trained_versions
 
@@ -113,7 +104,7 @@ def _check_promotions(spark: SparkSession, storage: Storage) -> None:
     path = storage.table("promotions")
     if not check_table_path(path):
         return
-    columns = pa.schema([PROMOTIONS_ARROW.field(name) for name in ("run_id", "decision")])
+    columns = columns_of(PROMOTIONS_ARROW, "run_id", "decision")
     rows = snapshots.read_columns(spark, snapshots.latest(spark, path), columns).to_pylist()
     missing = missing_runs(storage, (row["run_id"] for row in rows if row["decision"] in MOVED_ALIAS))
     if missing:

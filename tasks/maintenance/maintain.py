@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
-from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
@@ -117,16 +116,14 @@ def removable_files(
     committed = {row["version"]: row["timestamp"].astimezone(UTC) for row in history if row["version"] in loadable}
     # The version that was the newest at the cutoff, and all later ones.
     since = max((version for version, at in committed.items() if at <= cutoff), default=min(committed))
-    kept = delta.added_since(path, since)
     named = named_files(spark, path, {since, *versions} & loadable)
-    kept |= {unquote(name) for name in named.kept}
-    removed = {unquote(name) for name in named.removed}
+    kept = delta.added_since(path, since) | named.kept
     return [
         file
         for file in list_files(path)
         if file.name not in kept
         and file.modified_at <= cutoff
-        and (file.name in removed or file.modified_at <= now - SAFE_AGE)
+        and (file.name in named.removed or file.modified_at <= now - SAFE_AGE)
         # A kept version may need any file of deletion vectors; they are few and small.
         and not (named.has_vectors and VECTORS.fullmatch(file.name))
     ]

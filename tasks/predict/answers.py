@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
@@ -15,19 +14,15 @@ from tasks.predict.inputs import check_inputs, inputs_table
 from tasks.predict.least_confident import LEDGER_ARROW, NAMED_ARROW
 from tasks.predict.predictions import predicted_by
 from tasks.predict.source import SETTING
-from tasks.schema import DUPLICATE, IMAGE_KEYS_ARROW, PREDICTIONS, STORED
+from tasks.schema import DUPLICATE, IMAGE_KEYS_ARROW, PREDICTIONS_ARROW, STORED, columns_of
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
-PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
-PREDICTED_ARROW = pa.schema(
-    [
-        PREDICTIONS_ARROW.field(name)
-        for name in ("sha256", "model_version", "label", "probability", "error", "predicted_at")
-    ]
+PREDICTED_ARROW = columns_of(
+    PREDICTIONS_ARROW, "sha256", "model_version", "label", "probability", "error", "predicted_at"
 )
 
 ANSWERS_ARROW = pa.schema(
@@ -65,10 +60,7 @@ FROM inputs LEFT JOIN predicted ON inputs.sha256 = predicted.sha256
 
 
 def champion_answers(
-    storage: Storage,
-    predict: PredictConfig,
-    promote: PromoteConfig,
-    spark: SparkSession | None = None,
+    storage: Storage, predict: PredictConfig, promote: PromoteConfig, spark: SparkSession | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row of ANSWERS_ARROW for each file with an image in the newest version of the table `images`.
 
@@ -100,10 +92,7 @@ def champion_answers(
 
 
 def source_answers(
-    storage: Storage,
-    predict: PredictConfig,
-    promote: PromoteConfig,
-    spark: SparkSession | None = None,
+    storage: Storage, predict: PredictConfig, promote: PromoteConfig, spark: SparkSession | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row of FILE_ANSWERS_ARROW for each file of `predict.source` that a run of inference has found.
 

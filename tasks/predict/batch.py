@@ -2,7 +2,6 @@
 
 import logging
 import time
-from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
@@ -25,21 +24,6 @@ from tasks.tables import snapshots
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """Table, model and predictions of a run, resolved once.
-
-    Attributes:
-        table: The table version.
-        model: The model version, checked for it.
-        predictions: Path or URL of the table of predictions.
-    """
-
-    table: TableRef
-    model: ModelRef
-    predictions: str
 
 
 def predict_batch(
@@ -83,18 +67,22 @@ def predict_batch(
                 # Returned by the promotion for this table; it may be the champion of a table with the same images.
                 check_promoted(version, storage)
             else:
-                is_named, is_given = predict.table is not None, promote.model_name is not None
-                check_model(version, images, storage, table_is_named=is_named, name_is_given=is_given)
-            return _predict(spark, BatchPlan(images, version, predictions), predict, storage)
+                check_model(version, images, predict, promote, storage)
+            return _predict(spark, images, version, predictions, predict, storage)
 
     return try_without_spark(run, config, storage)
 
 
-def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig, storage: Storage) -> PredictReport:
-    table, model, predictions = plan.table, plan.model, plan.predictions
+def _predict(
+    spark: SparkSession | None,
+    table: TableRef,
+    model: ModelRef,
+    predictions: str,
+    predict: PredictConfig,
+    storage: Storage,
+) -> PredictReport:
     errors, seconds = 0, 0.0
     unlearned: tuple[str, ...] = ()
-    setting = predictions_setting(predict)
     predicted = predicted_by(spark, model, predictions, PREDICTED_ARROW, storage)
     with pending_images(spark, table, predicted, storage, retry_errors=predict.retry_errors) as pending:
         num = pending.count
@@ -106,7 +94,7 @@ def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig
     if spark is not None and contents is not None:
         start_workers(spark)
         check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
-        check_visible(spark, predictions, setting)
+        check_visible(spark, predictions, predictions_setting(predict))
         sent = send_package(spark, storage, model, predict)
         unlearned = tuple(sorted(unlearned_labels(labels, sent.classes)))
         warn_of_unlearned(unlearned, table, model)

@@ -97,16 +97,16 @@ def _candidates(alias: str, storage: Storage) -> str:
 
 
 def check_model(
-    model: ModelRef, table: TableRef, storage: Storage, *, table_is_named: bool, name_is_given: bool
+    model: ModelRef, table: TableRef, predict: PredictConfig, promote: PromoteConfig, storage: Storage
 ) -> None:
     """Check that a model was registered by this project and trained on the table.
 
     Args:
         model: The registered version.
         table: The table to predict.
+        predict: Settings of inference; if they name the table, a model of another table is only logged.
+        promote: Settings with the model's name; without one, it was derived from the table.
         storage: Location of the tracking server.
-        table_is_named: Whether `predict.table` names the table; a model of another table is then only logged.
-        name_is_given: Whether `promote.model_name` is set; otherwise the name was derived from the table.
 
     Raises:
         WrongInput: The version has no digests, or was trained on another table or on images of another source.
@@ -120,9 +120,10 @@ def check_model(
         return
     trained_on = f"another table{f', of images of {source!r},' if source else ''}"
     requested = f"'{table.path}'{f', whose images are of {table_source!r}' if table_source else ''}"
-    if table_is_named:
+    if predict.table is not None:
         logger.warning("%s was trained on %s and now predicts %s", _name(model), trained_on.rstrip(","), requested)
         return
+    name_is_given = promote.model_name is not None
     way_out = "leave promote.model_name empty for this table's own model, or " if name_is_given else ""
     raise WrongInput(
         f"{_name(model)} was trained on {trained_on} and not on {requested}",

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.config.prediction import PredictConfig
 from tasks.model_package.classifier import ImageClassifier
@@ -21,7 +20,14 @@ from tasks.predict.predictions import DIGEST, JUDGED_ARROW, predicted_by, write
 from tasks.predict.predictor import prediction_columns
 from tasks.predict.scoring import check_settings, score, send_package, spread, start_workers
 from tasks.refs import TEST, ModelRef, TableRef
-from tasks.schema import IMAGES_ARROW, PREDICTIONS, PREDICTIONS_KEY, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
+from tasks.schema import (
+    IMAGES_ARROW,
+    PREDICTIONS_ARROW,
+    PREDICTIONS_KEY,
+    PREDICTIONS_PARTITION,
+    PREDICTIONS_PROPERTIES,
+    columns_of,
+)
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
@@ -33,13 +39,12 @@ from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
 
-PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
-CONTENT_ARROW = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "content")])
+CONTENT_ARROW = columns_of(IMAGES_ARROW, "sha256", "content")
 READ_ARROW = CONTENT_ARROW.insert(1, IMAGES_ARROW.field("label"))
 TESTED_ARROW = pa.schema([*SHA256_ARROW, IMAGES_ARROW.field("label"), DIGEST])
 """Columns of the test images, with the digest of the bytes that a model predicts."""
 
-KEY_ARROW = pa.schema([*(PREDICTIONS_ARROW.field(name) for name in PREDICTIONS_KEY), DIGEST])
+KEY_ARROW = columns_of(PREDICTIONS_ARROW, *PREDICTIONS_KEY, DIGEST.name)
 MISSING_ARROW = pa.schema(
     [*SHA256_ARROW, *KEYS_ARROW, DIGEST, pa.field("is_repeated", pa.bool_()), pa.field("is_known", pa.bool_())]
 )

@@ -19,7 +19,7 @@ from tasks.predict.pending import PREDICTED_ARROW
 from tasks.predict.predictions import predicted_by
 from tasks.predict.source import ListedSource
 from tasks.refs import ModelRef
-from tasks.schema import ADDED_TO_FILES, FILE_ARROW, INPUTS, INPUTS_ARROW, INPUTS_KEY, TO_PREDICT_ARROW
+from tasks.schema import ADDED_TO_FILES, FILE_ARROW, INPUTS, INPUTS_ARROW, INPUTS_KEY, TO_PREDICT_ARROW, columns_of
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import delta, snapshots
@@ -32,8 +32,8 @@ logger = logging.getLogger("lakevision.predict")
 CHANGES = StructType([*INPUTS, StructField("is_gone", BooleanType(), nullable=False)])
 """Columns of the rows to merge; of a file that is gone, only the key counts."""
 
-KNOWN_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in ("source", "sha256", *FILE_ARROW.names)])
-KEY_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in INPUTS_KEY])
+KNOWN_ARROW = columns_of(INPUTS_ARROW, "source", "sha256", *FILE_ARROW.names)
+KEY_ARROW = columns_of(INPUTS_ARROW, *INPUTS_KEY)
 
 FINGERPRINT = """
 CREATE OR REPLACE MACRO fingerprint(a, b, c) AS hash(a, b, epoch_us(c));
@@ -57,20 +57,21 @@ SELECT path, size, modified_at, changed_at, inode, k.one IS NOT NULL AS is_touch
         SELECT hash(sha256) AS key, hash(sha256 || '~') AS other
         FROM predictions WHERE error IS NULL OR NOT $retry_errors
     ) USING (key, other)
-) k ON l.one = k.one AND l.two = k.two WHERE k.one IS NULL OR status_of(l.changed_at, l.inode) <> k.status
+) k ON l.one = k.one AND l.two = k.two WHERE k.one IS NULL OR status_of(l.changed_at, l.inode) <> k.status;
+
+CREATE TABLE gone AS
+SELECT source, path, sha256 FROM (SELECT *, hash(path) AS one, hash(path || '~') AS two FROM known)
+ANTI JOIN (SELECT hash(path) AS one, hash(path || '~') AS two FROM listing) USING (one, two)
 """
-"""Files that are new, changed or touched, could not be read, or whose image has no prediction."""
+"""Files that are new, changed or touched, could not be read, or whose image has no prediction.
+
+Table `gone`: files that are no longer in the source.
+"""
 
 TO_PREDICT = """
 FROM pending LEFT JOIN (
     SELECT path, sha256 AS known_sha256 FROM known SEMI JOIN (FROM pending WHERE is_touched) USING (path)
 ) USING (path)
-"""
-
-GONE = """
-CREATE TABLE gone AS
-SELECT source, path, sha256 FROM (SELECT *, hash(path) AS one, hash(path || '~') AS two FROM known)
-ANTI JOIN (SELECT hash(path) AS one, hash(path || '~') AS two FROM listing) USING (one, two)
 """
 
 LEAVING = """
@@ -80,10 +81,10 @@ WHERE sha256 IS NOT NULL
 """
 """Contents of gone files that no other file has, as far as the table knows."""
 
-OF_PART = (
-    "CREATE TABLE known AS FROM all_known SEMI JOIN listing USING (path)",
-    "CREATE TABLE predictions AS FROM all_predictions SEMI JOIN known USING (sha256)",
-)
+OF_PART = """
+CREATE TABLE known AS FROM all_known SEMI JOIN listing USING (path);
+CREATE TABLE predictions AS FROM all_predictions SEMI JOIN known USING (sha256);
+"""
 """The rows of the listed files alone: the hash tables of the joins are those of a batch, and not of all files."""
 
 
@@ -144,7 +145,7 @@ class PendingFiles:
     def gone(self) -> GoneFiles:
         """Return the files that are gone, in memory."""
         rows = self._relations.table("SELECT source, path FROM gone", KEY_ARROW)
-        contents = self._relations.table(LEAVING, pa.schema([INPUTS_ARROW.field("sha256")]))
+        contents = self._relations.table(LEAVING, columns_of(INPUTS_ARROW, "sha256"))
         num_known = 0
         if contents.num_rows:
             ((num_known,),) = self._relations.rows(
@@ -192,11 +193,7 @@ def pending_files(
         prefix = "all_" if is_part else ""
         relations.add(f"{prefix}known", known)
         relations.add(f"{prefix}predictions", predicted)
-        for statement in OF_PART if is_part else ():
-            relations.run(statement)
-        relations.run(FINGERPRINT)
-        relations.run(PENDING, {"retry_errors": retry_errors})
-        relations.run(GONE)
+        relations.run(f"{OF_PART if is_part else ''} {FINGERPRINT}; {PENDING}", {"retry_errors": retry_errors})
         ((count, num_gone),) = relations.rows("SELECT (SELECT count(*) FROM pending), (SELECT count(*) FROM gone)")
         yield PendingFiles(count, num_gone, relations)
 
@@ -234,7 +231,7 @@ def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -
             elif num:
                 if lacking:
                     delta.add_columns(spark, inputs, lacking)
-                _merge(spark, changes, inputs)
+                commit(inputs, delta.merge_changes(spark, inputs, changes, INPUTS_KEY, INPUTS.names).execute)
         finally:
             changes.unpersist()
     logger.info("%s: %d files recorded%s", inputs, num, "" if num else "; nothing new, nothing committed")
@@ -255,10 +252,3 @@ def _changes(rows: DataFrame, gone: DataFrame | None, known: DataFrame) -> DataF
         return changed
     removed = known.join(gone.select(*INPUTS_KEY), on=list(INPUTS_KEY), how="left_semi")
     return changed.unionByName(delta.with_schema(removed.withColumn("is_gone", F.lit(True)), CHANGES))
-
-
-def _merge(spark: SparkSession, changes: DataFrame, inputs: str) -> None:
-    values = {name: f"s.{name}" for name in INPUTS.names}
-    merge = delta.merge(spark, inputs, changes, INPUTS_KEY).whenMatchedDelete("s.is_gone")
-    merge = merge.whenMatchedUpdate(set=values).whenNotMatchedInsert("NOT s.is_gone", values=values)
-    commit(inputs, merge.execute)

@@ -2,10 +2,9 @@
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.refs import ModelRef, PredictedImage, TableRef
-from tasks.schema import FILES_ARROW, INPUTS_ARROW, PREDICTIONS, PREDICTIONS_KEY, STORED
+from tasks.schema import FILES_ARROW, INPUTS_ARROW, PREDICTIONS_ARROW, PREDICTIONS_KEY, STORED, columns_of
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -15,15 +14,10 @@ from tasks.tables.relations import Relations
 NUM_SHOWN = 20
 
 SHA256_ARROW = pa.schema([("sha256", pa.string())])
-LEDGER_ARROW = pa.schema([FILES_ARROW.field(name) for name in ("path", "sha256", "outcome")])
-PREDICTED_ARROW = pa.schema(
-    [
-        to_arrow_schema(PREDICTIONS).field(name)
-        for name in (*PREDICTIONS_KEY, "label", "probability", "error")  # a filter needs its columns
-    ]
-)
-
-NAMED_ARROW = pa.schema([INPUTS_ARROW.field(name) for name in ("source", "path", "sha256", "error")])
+LEDGER_ARROW = columns_of(FILES_ARROW, "path", "sha256", "outcome")
+# A filter needs its columns.
+PREDICTED_ARROW = columns_of(PREDICTIONS_ARROW, *PREDICTIONS_KEY, "label", "probability", "error")
+NAMED_ARROW = columns_of(INPUTS_ARROW, "source", "path", "sha256", "error")
 
 LEAST_CONFIDENT = """
 WITH least AS (
@@ -37,7 +31,7 @@ SELECT coalesce(path, sha256), label, probability, error FROM least LEFT JOIN na
 ORDER BY error IS NULL, probability, sha256
 """
 
-UNREADABLE = "SELECT path, error FROM ledger WHERE sha256 IS NULL ORDER BY path LIMIT $most"
+UNREADABLE = "SELECT path, NULL, NULL, error FROM ledger WHERE sha256 IS NULL ORDER BY path LIMIT $most"
 
 
 def least_confident(
@@ -60,16 +54,11 @@ def least_confident(
         relations.add("images", snapshots.version_rows(spark, table, SHA256_ARROW, scratch))
         relations.add("predicted", snapshots.version_rows(spark, predictions, PREDICTED_ARROW, scratch, by_model))
         relations.add("ledger", ledger)
-        return _shown(relations)
+        return _shown(relations, LEAST_CONFIDENT)
 
 
 def least_confident_files(
-    spark: SparkSession | None,
-    source: str,
-    inputs: TableRef,
-    predictions: TableRef,
-    model: ModelRef,
-    storage: Storage,
+    spark: SparkSession | None, source: str, inputs: TableRef, predictions: TableRef, model: ModelRef, storage: Storage
 ) -> tuple[PredictedImage, ...]:
     """Return the NUM_SHOWN least confident predictions of a source's files, after those that cannot be read.
 
@@ -84,15 +73,11 @@ def least_confident_files(
         relations.add("ledger", snapshots.version_rows(spark, inputs, NAMED_ARROW, scratch, {"source": source}))
         relations.add("predicted", snapshots.version_rows(spark, predictions, PREDICTED_ARROW, scratch, by_model))
         relations.run("CREATE VIEW images AS SELECT sha256 FROM ledger WHERE sha256 IS NOT NULL")
-        unreadable = relations.rows(UNREADABLE, {"most": NUM_SHOWN})
-        named = tuple(
-            PredictedImage(path=path, label=None, probability=None, error=error) for path, error in unreadable
-        )
-        return (named + _shown(relations))[:NUM_SHOWN]
+        return (_shown(relations, UNREADABLE) + _shown(relations, LEAST_CONFIDENT))[:NUM_SHOWN]
 
 
-def _shown(relations: Relations) -> tuple[PredictedImage, ...]:
-    rows = relations.rows(LEAST_CONFIDENT, {"most": NUM_SHOWN})
+def _shown(relations: Relations, query: str) -> tuple[PredictedImage, ...]:
+    rows = relations.rows(query, {"most": NUM_SHOWN})
     return tuple(
         PredictedImage(path=path, label=label, probability=probability, error=error)
         for path, label, probability, error in rows

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType
 
 from tasks.errors import WrongInput
 from tasks.predict.least_confident import SHA256_ARROW
 from tasks.refs import TableRef
-from tasks.schema import PREDICTIONS, PREDICTIONS_KEY
+from tasks.schema import PREDICTIONS_ARROW, PREDICTIONS_KEY, columns_of
 from tasks.spark.scratch import scratch_root
 from tasks.storage import Storage
 from tasks.tables import snapshots
@@ -24,7 +23,7 @@ from tasks.tables.relations import Relations
 logger = logging.getLogger("lakevision.predict")
 
 LABELLED_ARROW = SHA256_ARROW.append(pa.field("label", pa.string()))
-PREDICTED_ARROW = pa.schema([to_arrow_schema(PREDICTIONS).field(name) for name in (*PREDICTIONS_KEY, "error")])
+PREDICTED_ARROW = columns_of(PREDICTIONS_ARROW, *PREDICTIONS_KEY, "error")
 
 KEYS_ARROW = pa.schema([pa.field("key", pa.int64(), nullable=False)])
 KEY = "('0x' || md5(sha256)[:15])::BIGINT"
@@ -70,9 +69,8 @@ class PendingImages:
         if self._num_rows > self.count:
             logger.warning(
                 "%d rows of %s repeat the sha256 of another row; the image of each sha256 is predicted once",
-                self._num_rows - self.count,
-                self._table.path,
-            )
+                self._num_rows - self.count, self._table.path,
+            )  # fmt: skip
             return contents_of(rows, self._keys("="), self._keys(">"))
         # An image with the same key as a pending one is predicted again, and not inserted twice.
         return contents_of(rows, self._keys("=")) if self._num_rows < self._num_images else rows

@@ -5,7 +5,6 @@ import logging
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tasks.config.prediction import PredictConfig
@@ -15,9 +14,11 @@ from tasks.schema import (
     ADDED_TO_PREDICTIONS,
     CHANGE_FEED,
     PREDICTIONS,
+    PREDICTIONS_ARROW,
     PREDICTIONS_KEY,
     PREDICTIONS_PARTITION,
     PREDICTIONS_PROPERTIES,
+    columns_of,
 )
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark
@@ -33,9 +34,8 @@ logger = logging.getLogger("lakevision.predict")
 MIN_ERRORS = 10
 """Number of errors from which on `predict.max_error_fraction` counts: a single new image may be broken."""
 
-_ARROW = to_arrow_schema(PREDICTIONS)
-DIGEST = _ARROW.field("content_sha256")
-JUDGED_ARROW = pa.schema([_ARROW.field(name) for name in ("sha256", "content_sha256", "label", "top_labels")])
+DIGEST = PREDICTIONS_ARROW.field("content_sha256")
+JUDGED_ARROW = columns_of(PREDICTIONS_ARROW, "sha256", "content_sha256", "label", "top_labels")
 """Columns of a prediction that a model is judged by."""
 
 

@@ -174,11 +174,8 @@ def warn_of_unlearned(labels: tuple[str, ...], table: TableRef, model: ModelRef)
     if labels:
         logger.warning(
             "%s version %d was trained without %s of '%s', so that it gives their images other labels: train again",
-            model.name,
-            model.version,
-            join_names(list(labels[:NUM_NAMED]), len(labels)),
-            table.path,
-        )
+            model.name, model.version, join_names(list(labels[:NUM_NAMED]), len(labels)), table.path,
+        )  # fmt: skip
 
 
 def _add_archive(spark: SparkSession, folder: Path) -> None:

@@ -36,9 +36,7 @@ SETTING = "predict.source"
 BATCH_BYTES = 32 << 20
 """Size from which on a task passes the contents that it has read to inference: 128 photos may have a gigabyte."""
 
-READ_ARROW = pa.schema(
-    [*TO_PREDICT_ARROW, ("sha256", pa.string()), ("error", pa.string()), ("content", pa.binary())],
-)
+READ_ARROW = pa.schema([*TO_PREDICT_ARROW, ("sha256", pa.string()), ("error", pa.string()), ("content", pa.binary())])
 """Columns of a file that was read. If it cannot be read, error is the reason, and sha256 and content are null.
 
 Nor has a file content that has a prediction: its sha256 is known_sha256.

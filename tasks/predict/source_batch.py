@@ -52,11 +52,7 @@ class PredictedFiles:
 
 
 def predict_source(
-    predict: PredictConfig,
-    promote: PromoteConfig,
-    storage: Storage,
-    config: SparkConfig,
-    model: ModelRef | None = None,
+    predict: PredictConfig, promote: PromoteConfig, storage: Storage, config: SparkConfig, model: ModelRef | None = None
 ) -> PredictReport:
     """Predict every image file of `predict.source` without a prediction by this model version.
 
@@ -120,7 +116,7 @@ def _predict(
     predict: PredictConfig,
     storage: Storage,
 ) -> PredictReport:
-    num, errors, unreadable, seconds = 0, 0, 0, 0.0
+    found, seconds = PredictedFiles(0, 0, 0), 0.0
     again = predict.retry_errors
     with pending_files(spark, source, inputs, predictions, model, storage, retry_errors=again) as pending:
         if (pending.count or pending.num_gone) and spark is None:
@@ -136,29 +132,27 @@ def _predict(
         check_visible(spark, predictions, predictions_setting(predict))
         sent = send_package(spark, storage, model, predict)
         found = predict_files(spark, files, source, inputs, predictions, sent, predict, gone)
-        num, errors, unreadable = found.images, found.errors, found.unreadable
         seconds = time.perf_counter() - began
     elif spark is not None and gone.rows.num_rows:
         _check_gone(gone, None, predict)
         record_inputs(delta.no_rows(spark, INPUTS), inputs, spark.createDataFrame(gone.rows))
     written, recorded = snapshots.latest(spark, predictions), snapshots.newest_snapshot(spark, inputs)
-    rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing predicted"
+    rate = f", {found.images / seconds:.0f} images/s" if seconds else "; nothing new, nothing predicted"
     logger.info(
         "%d images predicted by %s version %d%s; %d files cannot be read",
-        num, model.name, model.version, rate, unreadable,
+        found.images, model.name, model.version, rate, found.unreadable,
     )  # fmt: skip
     table = None if recorded is None else recorded.table
+    least = () if table is None else least_confident_files(spark, source.name, table, written, model, storage)
     return PredictReport(
         predictions=written,
         model=model,
-        predicted=num,
-        errors=errors,
+        predicted=found.images,
+        errors=found.errors,
         seconds=seconds,
         inputs=table,
-        unreadable=unreadable,
-        least_confident=()
-        if table is None
-        else least_confident_files(spark, source.name, table, written, model, storage),
+        unreadable=found.unreadable,
+        least_confident=least,
     )
 
 
@@ -197,9 +191,12 @@ def predict_files(
             num_read, found = _check(predicted, predict)
         if gone is not None:
             _check_gone(gone, predicted, predict)
-        write(_different(predicted, sent.model), predictions, sent.model, predict)
+        # Files with the same content are one image.
+        different = predicted.where(F.col("sha256").isNotNull() & _is_new()).dropDuplicates(["sha256"])
+        write(prediction_rows(different, sent.model), predictions, sent.model, predict)
         removed = spark.createDataFrame(gone.rows) if gone is not None and gone.rows.num_rows else None
-        record_inputs(_file_rows(predicted, source), inputs, removed)
+        recorded = predicted.select(F.lit(source.name).alias("source"), *FILE_ARROW.names, "sha256", "error")
+        record_inputs(recorded, inputs, removed)
         if num_read == files.num_rows:
             return found
         paths = predicted.select("path").toArrow()["path"]
@@ -230,16 +227,6 @@ def _check(predicted: DataFrame, predict: PredictConfig) -> tuple[int, Predicted
 def _is_new() -> Column:
     """Return whether the content of a file has no prediction yet: that of a file that was only touched has one."""
     return F.col("known_sha256").isNull() | (F.col("known_sha256") != F.col("sha256"))
-
-
-def _different(predicted: DataFrame, model: ModelRef) -> DataFrame:
-    """Return the rows of PREDICTIONS of different images: files with the same content are one image."""
-    readable = predicted.where(F.col("sha256").isNotNull() & _is_new()).dropDuplicates(["sha256"])
-    return prediction_rows(readable, model)
-
-
-def _file_rows(predicted: DataFrame, source: ListedSource) -> DataFrame:
-    return predicted.select(F.lit(source.name).alias("source"), *FILE_ARROW.names, "sha256", "error")
 
 
 def _check_gone(gone: GoneFiles, predicted: DataFrame | None, predict: PredictConfig) -> None:

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from tasks.environment import download_cache, s3_endpoint
 from tasks.errors import SourceUnavailable, WrongInput
+from tasks.spark.gateway import add_to_class_path, class_loader, connected_jvm
 
 logger = logging.getLogger("lakevision.spark")
 
@@ -61,29 +62,22 @@ def store_jars(scheme: str) -> Path:
     return download_cache() / "jars" / scheme
 
 
-def _context_loader(jvm: Any) -> Any:
-    """Return the class loader of Spark, to which jars can be added at run time."""
-    return jvm.Thread.currentThread().getContextClassLoader()
-
-
 def load_jars(spark: SparkSession, jars: Iterable[Path]) -> None:
     """Add jars to a running session, to the driver and its executors; jars that are already loaded are skipped."""
     context: Any = spark.sparkContext._jsc
-    jvm: Any = spark.sparkContext._jvm
     loaded = {Path(str(url)).name for url in context.sc().listJars().mkString("\n").split("\n")}
     for jar in jars:
         if jar.name not in loaded:
             context.addJar(str(jar))
-            _context_loader(jvm).addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+            add_to_class_path([str(jar)])
 
 
 def _load_compiled(spark: SparkSession, source: Path) -> None:
     """Compile a Java file with Janino, which Spark includes, and load its classes, once per session."""
-    jvm: Any = spark.sparkContext._jvm
     jar = Path(spark.sparkContext._temp_dir) / f"lakevision-{source.stem}.jar"  # Spark removes this folder.
     if not jar.exists():
-        compiler = jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(_context_loader(jvm))
+        compiler = connected_jvm().org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(class_loader())
         compiler.cook(source.read_text())
         classes = compiler.getBytecodes()
         with zipfile.ZipFile(jar, "w") as archive:
@@ -99,8 +93,7 @@ def hadoop_files(spark: SparkSession) -> Any:
     takes a folder a=b for a partition, and fails the job at one unreadable file.
     """
     _load_compiled(spark, Path(__file__).with_name("HadoopFiles.java"))
-    jvm: Any = spark.sparkContext._jvm
-    return jvm.lakevision.HadoopFiles
+    return connected_jvm().lakevision.HadoopFiles
 
 
 def prepare_store(spark: SparkSession, url: str) -> None:
@@ -119,11 +112,10 @@ def prepare_store(spark: SparkSession, url: str) -> None:
     if scheme in prepared:
         return
     load_jars(spark, sorted(store_jars(scheme).glob("*.jar")))
-    jvm: Any = spark.sparkContext._jvm
     context: Any = spark.sparkContext._jsc
     settings = context.hadoopConfiguration()
     try:
-        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, settings)
+        connected_jvm().org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, settings)
     except Py4JJavaError as error:
         logger.debug("no file system for %s", url, exc_info=error)
         problem, way_out = _missing_jars(scheme)
@@ -140,8 +132,7 @@ def prepare_store(spark: SparkSession, url: str) -> None:
 def conditional_log_store(spark: SparkSession, url: str) -> Any:
     """Return the Java class of ConditionalPutLogStore.java in a session that is prepared for S3."""
     prepare_store(spark, url)
-    jvm: Any = spark.sparkContext._jvm
-    return jvm.lakevision.ConditionalPutLogStore
+    return connected_jvm().lakevision.ConditionalPutLogStore
 
 
 def has_other_log_store(spark: SparkSession, url: str) -> bool:
@@ -167,8 +158,8 @@ def check_folder(spark: SparkSession, url: str, setting: str) -> None:
     """
     with suppress(WrongInput):  # The listing reports missing jars, too.
         prepare_store(spark, url)
-    jvm: Any = spark.sparkContext._jvm
-    settings = jvm.org.apache.hadoop.conf.Configuration(spark.sparkContext._jsc.hadoopConfiguration())
+    hadoop = connected_jvm().org.apache.hadoop
+    settings = hadoop.conf.Configuration(spark.sparkContext._jsc.hadoopConfiguration())
     for name, value in FEW_RETRIES.items():
         settings.set(name, value)
     chain = hadoop_files(spark).problem(settings, f"{url}/")
@@ -199,10 +190,7 @@ def explain_problem(chain: str, url: str) -> tuple[str, str] | None:
         return "and Hadoop's name for this store is s3a", f"write s3a://{url.split('://', 1)[1]}"
     credentials = WAYS_OUT.get(scheme, CREDENTIALS)
     explanations = (
-        (
-            ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"),
-            _missing_jars(scheme),
-        ),
+        (("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"), _missing_jars(scheme)),
         (("UnknownStoreException",), (f"but the bucket '{place}' does not exist", "check its name and the endpoint")),
         (("NotDirectoryException",), ("which is a file", "give a folder of class folders with images")),
         (("FileNotFoundException",), ("which does not exist", "give a folder of class folders with images")),

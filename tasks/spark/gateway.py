@@ -50,26 +50,30 @@ def start_authenticated_jvm(settings: Mapping[str, str]) -> None:
         settings: Spark's settings of the session, without the secret.
     """
     SparkContext._ensure_initialized(conf=SparkConf().setAll(list(settings.items())))
-    jvm: Any = SparkContext._jvm
-    jvm.System.setProperty("spark.authenticate.secret", jvm.System.getenv(SPARK_SECRET))
+    system = connected_jvm().System
+    system.setProperty("spark.authenticate.secret", system.getenv(SPARK_SECRET))
 
 
-def _class_loader() -> Any:
-    jvm: Any = SparkContext._jvm
-    return jvm.Thread.currentThread().getContextClassLoader()
+def connected_jvm() -> Any:
+    """Return the JVM that this process is connected to."""
+    return SparkContext._jvm
+
+
+def class_loader() -> Any:
+    """Return the class loader of Spark in the connected JVM, to which jars can be added at run time."""
+    return connected_jvm().Thread.currentThread().getContextClassLoader()
 
 
 def place_of_class(name: str) -> str | None:
     """Return the URL from which the connected JVM loads a class, with the path of its jar; None without the class."""
-    found = _class_loader().getResource(f"{name.replace('.', '/')}.class")
+    found = class_loader().getResource(f"{name.replace('.', '/')}.class")
     return None if found is None else str(found.toString())
 
 
 def add_to_class_path(jars: Iterable[str]) -> None:
-    """Add jars to the class path of the driver's JVM, which spark-submit started without them."""
-    jvm: Any = SparkContext._jvm
+    """Add jars to the class path of the driver's JVM, which runs without them."""
     for jar in jars:
-        _class_loader().addURL(jvm.java.io.File(jar).toURI().toURL())
+        class_loader().addURL(connected_jvm().java.io.File(jar).toURI().toURL())
 
 
 def jvm_is_alive() -> bool:
@@ -107,18 +111,6 @@ def describe_exit() -> str:
     return f"the JVM of Spark exited unexpectedly (status {gateway.proc.poll()})"
 
 
-def failed_with_jvm(log: Path) -> str | None:
-    """Return the error message of a JVM that exited while this process was connected to it, or None if it runs.
-
-    Args:
-        log: The log file of a JVM that this process started.
-    """
-    if SparkContext._gateway is None or jvm_is_alive():
-        return None
-    way_out = f"see {log}: run again" if SparkContext._gateway.proc is not None else "see its output: submit again"
-    return f"{describe_exit()}, {way_out}"
-
-
 class SparkFailed(RuntimeError):
     """Work that failed in Spark, with its message as text: Spark's own exceptions read it from the JVM when shown."""
 
@@ -142,17 +134,6 @@ def shorten_exception(text: str) -> str:
     return first
 
 
-def _missing_project(text: str) -> str | None:
-    """Return the message for executors whose Python cannot import this project, or None for another exception."""
-    found = re.search(r"ModuleNotFoundError: No module named '(tasks|flows)\b", text)
-    if found is None:
-        return None
-    return (
-        f"Python on a Spark executor has no module '{found[1]}': install lakevision there "
-        "(deployments/README.md, 'On a Spark cluster')"
-    )
-
-
 @contextmanager
 def failures_as_text(log: Path) -> Iterator[None]:
     """Convert exceptions of Spark raised inside to SparkFailed while the JVM is running.
@@ -168,13 +149,19 @@ def failures_as_text(log: Path) -> Iterator[None]:
     except (WrongInput, DiskFull):
         raise
     except Exception as error:
-        if message := failed_with_jvm(log):
+        gateway = SparkContext._gateway
+        if gateway is not None and not jvm_is_alive():
+            way_out = f"see {log}: run again" if gateway.proc is not None else "see its output: submit again"
             # The exception of a closed socket depends on the moment.
-            raise SparkFailed(message) from error
+            raise SparkFailed(f"{describe_exit()}, {way_out}") from error
         if not isinstance(error, (Py4JJavaError, CapturedException)):
             raise
-        shown = _root_message(error) if isinstance(error, Py4JJavaError) else str(error)
-        raise SparkFailed(_missing_project(str(error)) or shown) from None
+        if found := re.search(r"ModuleNotFoundError: No module named '(tasks|flows)\b", str(error)):
+            raise SparkFailed(
+                f"Python on a Spark executor has no module '{found[1]}': install lakevision there "
+                "(deployments/README.md, 'On a Spark cluster')"
+            ) from None
+        raise SparkFailed(_root_message(error) if isinstance(error, Py4JJavaError) else str(error)) from None
 
 
 def forget_dead_jvm() -> bool:

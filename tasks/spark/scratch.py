@@ -25,21 +25,18 @@ class Scratch:
         Spark removes its own folder at the end, but none after a kill: spilled images would fill the disk.
         """
         root.mkdir(parents=True, exist_ok=True)
-        self._root = root
-        with self._root_lock():
+        # A folder exists for a moment before it is locked.
+        self._root_lock = filelock.FileLock(root / ".lock")
+        with self._root_lock:
             remove_abandoned(root)
             self.folder = root / uuid.uuid4().hex
             self.folder.mkdir()
             self._lock = filelock.FileLock(f"{self.folder}.lock")
             self._lock.acquire(timeout=0)
 
-    def _root_lock(self) -> filelock.BaseFileLock:
-        # A folder exists for a moment before it is locked.
-        return filelock.FileLock(self._root / ".lock")
-
     def remove(self) -> None:
         """Remove the folder with its content."""
-        with self._root_lock():
+        with self._root_lock:
             _remove(self.folder, self._lock)
 
 

@@ -16,16 +16,8 @@ from pyspark.sql import SparkSession
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
 from tasks.environment import PRELOAD, worker_malloc
+from tasks.spark import gateway
 from tasks.spark.cluster import is_authenticated_by_secret, is_local, python_of_workers, session_master
-from tasks.spark.gateway import (
-    failures_as_text,
-    forget_dead_jvm,
-    has_lost_jvm,
-    jvm_is_alive,
-    start_authenticated_jvm,
-    stop_jvm,
-    submitted_settings,
-)
 from tasks.spark.jvm import check_java
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.spark.settings import session_settings
@@ -120,19 +112,14 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     log = storage.logs / "spark.log"
     _forget_dead_jvm()
     active = SparkSession.getActiveSession()
-    if active is not None:
-        with _forwarded(log), failures_as_text(log), _jobs_ended(active):
-            yield active
-        return
-    session = _start(config, storage, log)
-    session.sparkContext.setLogLevel("ERROR")
+    session = _start(config, storage, log) if active is None else active
     try:
-        with _forwarded(log), failures_as_text(log), _jobs_ended(session):
+        with _forwarded(log), gateway.failures_as_text(log), _jobs_ended(session):
             yield session
     finally:
-        if _state.scopes:
+        if active is None and _state.scopes:
             _state.session = session
-        else:
+        elif active is None:
             _stop(session)
 
 
@@ -145,7 +132,7 @@ def _jobs_ended(session: SparkSession) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if jvm_is_alive():
+        if gateway.jvm_is_alive():
             # The connection of this thread may be left in the middle of an answer; another thread has its own.
             canceller = threading.Thread(target=session.sparkContext.cancelAllJobs)
             canceller.start()
@@ -154,7 +141,7 @@ def _jobs_ended(session: SparkSession) -> Iterator[None]:
 
 
 def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
-    submitted = submitted_settings()
+    submitted = gateway.submitted_settings()
     master = session_master(config, submitted)
     java = "" if submitted else check_java()
     os.environ["PYSPARK_PYTHON"] = python_of_workers(config, master)
@@ -163,16 +150,15 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
     scratch = None if _state.scratch is None else _state.scratch.folder
     try:
         settings = session_settings(config, storage, master, scratch, java, submitted)
-        builder = SparkSession.builder.master(master).appName("lakevision")
-        for name, value in settings.items():
-            builder = builder.config(name, value)
+        builder = SparkSession.builder.master(master).appName("lakevision").config(map=dict(settings))
         with stderr_into(log):
             if is_authenticated_by_secret(master):
-                start_authenticated_jvm(settings)
+                gateway.start_authenticated_jvm(settings)
             session = builder.getOrCreate()
     except BaseException:
         _stop_jvm()  # It may be running without a session; a retry starts another.
         raise
+    session.sparkContext.setLogLevel("ERROR")
     # Of the Python workers alone; a setting spark.executorEnv would be that of an executor's JVM as well.
     session.sparkContext.environment.setdefault("GLIBC_TUNABLES", worker_malloc())
     return session
@@ -208,11 +194,7 @@ class NeedsSpark(Exception):
 
 
 def try_without_spark(
-    work: Callable[[SparkSession | None], Result],
-    config: SparkConfig,
-    storage: Storage,
-    *,
-    even_if_open: bool = False,
+    work: Callable[[SparkSession | None], Result], config: SparkConfig, storage: Storage, *, even_if_open: bool = False
 ) -> Result:
     """Call `work` without a session, which takes seconds to start, and again with one if it raises NeedsSpark.
 
@@ -240,25 +222,25 @@ def try_without_spark(
 
 
 def _stop(session: SparkSession) -> None:
-    if jvm_is_alive():
+    if gateway.jvm_is_alive():
         try:
             session.stop()
         except (Py4JError, OSError):
-            if not has_lost_jvm():
+            if not gateway.has_lost_jvm():
                 raise
-    if jvm_is_alive():
+    if gateway.jvm_is_alive():
         _stop_jvm()
     else:
         _forget_dead_jvm()
 
 
 def _forget_dead_jvm() -> None:
-    if forget_dead_jvm():
+    if gateway.forget_dead_jvm():
         _remove_scratch()
 
 
 def _stop_jvm() -> None:
-    stop_jvm()
+    gateway.stop_jvm()
     _remove_scratch()
 
 

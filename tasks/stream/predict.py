@@ -125,10 +125,9 @@ class _Run:
         table = snapshots.latest(spark, self.path)
         model = named_model(self.predict, self.promote, self.storage)
         model = model or model_of_table(table, self.predict, self.storage)
-        named, given = self.predict.table is not None, self.promote.model_name is not None
         pair = (table.model_copy(update={"version": 0}), model)
         if pair not in self.checked:
-            check_model(model, table, self.storage, table_is_named=named, name_is_given=given)
+            check_model(model, table, self.predict, self.promote, self.storage)
             self.checked.add(pair)
         return table, model
 

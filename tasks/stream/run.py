@@ -96,16 +96,10 @@ class StreamCounts:
         """
         return StreamReport(
             predictions=predictions,
-            model=self.model or model,
-            batches=self.batches,
-            predicted=self.predicted,
-            errors=self.errors,
-            unreadable=self.unreadable,
-            seconds=self.seconds,
             versions_behind=lag.versions,
             files_behind=lag.files,
             seconds_behind=lag.seconds,
-            unlearned=tuple(sorted(self.unlearned)),
+            **vars(self) | {"model": self.model or model, "unlearned": tuple(sorted(self.unlearned))},
         )
 
 

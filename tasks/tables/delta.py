@@ -340,14 +340,12 @@ def replace_rows(
     if gone is not None:
         deleted = gone.join(rows, on=key, how="left_anti").withColumn("is_gone", F.lit(True))
         changes = changes.unionByName(deleted, allowMissingColumns=True)
-    values = {name: f"s.{name}" for name in rows.columns}
     check_version(spark, path, version)
     attempt, session = uuid4().hex, spark.newSession()  # whose settings are those of this commit alone
     session.conf.set("spark.databricks.delta.write.txnAppId", TRANSACTION)
     session.conf.set("spark.databricks.delta.write.txnVersion", str(version + 1))
     session.conf.set("spark.databricks.delta.commitInfo.userMetadata", attempt)
-    merging = merge(session, path, changes, (key,)).whenMatchedDelete("s.is_gone").whenMatchedUpdate(set=values)
-    commit(path, merging.whenNotMatchedInsert("NOT s.is_gone", values=values).execute)
+    commit(path, merge_changes(session, path, changes, (key,), rows.columns).execute)
     _check_committed(path, version, attempt)
 
 
@@ -382,3 +380,10 @@ def merge(
     for name, value in (where or {}).items():
         condition &= F.col(f"t.{name}") == F.lit(value)
     return DeltaTable.forPath(spark, path).alias("t").merge(rows.alias("s"), condition)
+
+
+def merge_changes(spark: SparkSession, path: str, rows: DataFrame, key: tuple[str, ...], columns: Sequence[str]) -> Any:
+    """Build a MERGE of `rows` with these columns of the table, and a column `is_gone` for rows to delete."""
+    values = {name: f"s.{name}" for name in columns}
+    merging = merge(spark, path, rows, key).whenMatchedDelete("s.is_gone").whenMatchedUpdate(set=values)
+    return merging.whenNotMatchedInsert("NOT s.is_gone", values=values)

@@ -7,12 +7,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
+from tasks.spark.gateway import connected_jvm
 from tasks.tables.properties import join_properties, table_source
 from tasks.tables.writer import TableChanged
 
@@ -35,7 +37,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class NamedFiles:
-    """Data files that snapshots name, by their percent-encoded paths.
+    """Data files that snapshots name, by their paths, which Delta's actions have percent-encoded.
 
     Attributes:
         kept: Files of one of the snapshots.
@@ -50,17 +52,15 @@ class NamedFiles:
 
 def _delta_log(spark: SparkSession, path: str) -> Any:
     prepare_store(spark, path)
-    jvm: Any = spark._jvm
-    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    return connected_jvm().org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
 
 
-def _scala_none(spark: SparkSession) -> Any:
-    jvm: Any = spark._jvm
-    return getattr(getattr(jvm.scala, "None$"), "MODULE$")
+def _scala_none() -> Any:
+    return getattr(getattr(connected_jvm().scala, "None$"), "MODULE$")
 
 
 def _newest(spark: SparkSession, path: str) -> Any:
-    none = _scala_none(spark)
+    none = _scala_none()
     return _delta_log(spark, path).update(False, none, none)
 
 
@@ -70,8 +70,7 @@ def newest_in_log(spark: SparkSession, path: str) -> Snapshot | None:
     if snapshot.version() < 0:
         return None
     found = snapshot.metadata()
-    jvm: Any = spark._jvm
-    configuration = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(found.configuration()))
+    configuration = dict(connected_jvm().scala.jdk.javaapi.CollectionConverters.asJava(found.configuration()))
     properties = join_properties(configuration, found.description())
     schema = StructType.fromJson(json.loads(found.schemaString()))
     source = table_source(properties)
@@ -96,13 +95,13 @@ def data_folder(spark: SparkSession, path: str) -> str:
 
 def named_files(spark: SparkSession, path: str, versions: Iterable[int]) -> NamedFiles:
     """Return the data files of the newest version and of some others, to which the log can be replayed."""
-    none, newest = _scala_none(spark), _newest(spark, path)
+    none, newest = _scala_none(), _newest(spark, path)
     kept, has_vectors = set(), False
     for snapshot in [newest, *(_delta_log(spark, path).getSnapshotAt(version, none, none) for version in versions)]:
         for row in _as_frame(spark, snapshot.allFiles()).select("path", "deletionVector.storageType").collect():
-            kept.add(row["path"])
+            kept.add(unquote(row["path"]))
             has_vectors |= row["storageType"] is not None
-    removed = {row["path"] for row in _as_frame(spark, newest.tombstones()).select("path").collect()}
+    removed = {unquote(row["path"]) for row in _as_frame(spark, newest.tombstones()).select("path").collect()}
     return NamedFiles(kept, removed, has_vectors)
 
 

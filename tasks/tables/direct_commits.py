@@ -7,6 +7,7 @@ import errno
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -307,12 +308,9 @@ def replace_few_rows(path: str, version: int, rows: pa.Table, key: str, keys: pa
 def are_small(folder: str, names: Iterable[str]) -> bool:
     """Return whether the driver should process these files of a table itself."""
     filesystem, root = file_system(folder)
-    remaining = DRIVER_BYTES
-    for name in names:
-        remaining -= filesystem.size(f"{root}/{name}")
-        if remaining < 0:
-            return False
-    return True
+    # Not all sizes are asked for, of which each may be a request to a store.
+    totals = accumulate(filesystem.size(f"{root}/{name}") for name in names)
+    return all(total <= DRIVER_BYTES for total in totals)
 
 
 def _group_rows(rows: pa.Table, table: deltalake.DeltaTable) -> int:

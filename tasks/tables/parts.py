@@ -61,7 +61,8 @@ class PartWriter:
 
     def __init__(self, target: PartTarget) -> None:
         self._target = target
-        self._name = ""
+        self.name = ""
+        """Name of the open file, empty if no file is open."""
         self._writer: pq.ParquetWriter | None = None
         self._file: Any = None
         self._written: set[tuple[str, str, str]] = set()
@@ -80,8 +81,8 @@ class PartWriter:
         """Add a row of `images` without `ingested_at`; return the name of the file that it is written to."""
         if self._part_bytes >= PART_BYTES:
             self._close()
-        if not self._name:
-            self._name = self._target.new_name()
+        if not self.name:
+            self.name = self._target.new_name()
         key = (image["sha256"], image["label"], image["split"])
         if key not in self._written:
             self._written.add(key)
@@ -89,14 +90,14 @@ class PartWriter:
             self._row_bytes += len(image["content"])
             if self._row_bytes >= ROW_GROUP_BYTES:
                 self._flush()
-        return self._name
+        return self.name
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Write rows of `images` unchanged, as a row group of the open file."""
         if self._writer is None:
-            self._name = self._name or self._target.new_name()
+            self.name = self.name or self._target.new_name()
             filesystem, root = file_system(self._target.folder)
-            self._file = filesystem.open(f"{root}/{self._name}", "wb")
+            self._file = filesystem.open(f"{root}/{self.name}", "wb")
             self._writer = pq.ParquetWriter(self._file, IMAGES_ARROW, **WRITER_OPTIONS)
         self._writer.write_batch(rows)
 
@@ -115,13 +116,22 @@ class PartWriter:
         finally:
             if self._file is not None:
                 self._file.close()
-        self._name, self._writer, self._file = "", None, None
+        self.name, self._writer, self._file = "", None, None
         self._written, self._part_bytes = set(), 0
 
-    @property
-    def name(self) -> str:
-        """Name of the open file, empty if no file is open."""
-        return self._name
+
+def write_rows(batches: Iterator[pa.RecordBatch], target: PartTarget, schema: pa.Schema) -> str:
+    """Write rows to one file of `target`; return its name, which is empty without batches."""
+    filesystem, root = file_system(target.folder)
+    name = ""
+    with ExitStack() as opened:
+        for rows in batches:
+            if not name:
+                name = target.new_name()
+                file = opened.enter_context(filesystem.open(f"{root}/{name}", "wb"))
+                writer = opened.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+            writer.write_batch(rows)
+    return name
 
 
 def make_row_writer(mapper: Mapper, target: PartTarget, schema: pa.Schema) -> Mapper:
@@ -131,16 +141,7 @@ def make_row_writer(mapper: Mapper, target: PartTarget, schema: pa.Schema) -> Ma
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filesystem, root = file_system(target.folder)
-        name = ""
-        with ExitStack() as opened:
-            for rows in mapper(batches):
-                if not name:
-                    name = target.new_name()
-                    file = opened.enter_context(filesystem.open(f"{root}/{name}", "wb"))
-                    writer = opened.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-                writer.write_batch(rows)
-        if name:
+        if name := write_rows(mapper(batches), target, schema):
             yield pa.RecordBatch.from_pydict({"name": [name]})
 
     return write
@@ -155,13 +156,7 @@ def read_rows(target: PartTarget, names: Iterable[str], schema: pa.Schema) -> It
                 yield from pa.Table.from_batches([rows]).cast(schema).to_batches()
 
 
-REWRITE_ARROW = pa.schema(
-    {
-        "part": pa.string(),
-        "contents": pa.list_(pa.string()),
-        "splits": pa.list_(pa.string()),
-    }
-)
+REWRITE_ARROW = pa.schema({"part": pa.string(), "contents": pa.list_(pa.string()), "splits": pa.list_(pa.string())})
 """A part to rewrite.
 
 contents, splits: sha256 and new split of the rows that change; null for rows that are removed.

@@ -8,7 +8,7 @@ import errno
 import glob
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import duckdb
@@ -110,9 +110,11 @@ class Relations:
             f"{' WHERE ' if wanted else ''}{wanted}"
         )
 
-    def run(self, statement: str, values: dict[str, Any] | None = None) -> None:
-        """Run a statement without a result, with its parameters ($name) from `values`."""
-        self._call(lambda: self._database.execute(statement, values))
+    def run(self, script: str, values: dict[str, Any] | None = None) -> None:
+        """Run the statements of a script, whose results are dropped, with their parameters ($name) from `values`."""
+        for statement in self._database.extract_statements(script):
+            own = {name: value for name, value in (values or {}).items() if name in statement.named_parameters}
+            self._call(partial(self._database.execute, statement, own))
 
     def rows(self, query: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
@@ -129,20 +131,14 @@ class Relations:
             yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Call DuckDB in a thread: in the main one, it replaces the exception of a signal by a RuntimeError."""
-        with self._translate_out_of_memory():
-            return run_uninterrupted(function, self._database.interrupt)
-
-    @contextmanager
-    def _translate_out_of_memory(self) -> Iterator[None]:
-        """Translate DuckDB's errors on a full disk into the operating system's, and others on memory for users.
+        """Call DuckDB in a thread: in the main one, it replaces the exception of a signal by a RuntimeError.
 
         Raises:
             OSError: The disk has no space for what does not fit into memory.
             QueryTooLarge: A part of a query that cannot spill does not fit into memory.
         """
         try:
-            yield
+            return run_uninterrupted(function, self._database.interrupt)
         except duckdb.OutOfMemoryException as error:
             # DuckDB's limit is a share of the free space.
             if "max_temp_directory_size" in str(error):

@@ -29,6 +29,7 @@ from tasks.errors import WrongInput
 from tasks.paths import local_path
 from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
+from tasks.spark.gateway import connected_jvm
 from tasks.spark.session import NeedsSpark
 from tasks.tables.delta import newest_commit, with_nulls
 from tasks.tables.delta_internals import Snapshot, newest_in_log
@@ -185,7 +186,7 @@ def has_version(spark: SparkSession | None, table: TableRef) -> bool:
 
 
 def _exists(spark: SparkSession, file: str) -> bool:
-    jvm: Any = spark._jvm
+    jvm = connected_jvm()
     path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
     settings = cast("Any", spark.sparkContext)._jsc.hadoopConfiguration()
     return bool(path.getFileSystem(settings).exists(path))
@@ -305,19 +306,13 @@ def version_rows(
         where: Value of a column in all rows.
     """
     found, where = _without_spark(table.path, table.version), where or {}
-    if found is not None:
-        return _local_rows(found, table.path, schema, scratch, where)
-    return spool_rows(stream_rows(_chosen_rows(spark, table, schema, where), schema), schema, scratch)
-
-
-def _local_rows(
-    found: deltalake.DeltaTable, path: str, schema: pa.Schema, scratch: Path, where: Mapping[str, str | int]
-) -> ParquetRows:
+    if found is None:
+        return spool_rows(stream_rows(_chosen_rows(spark, table, schema, where), schema), schema, scratch)
     partitioned = set(found.metadata().partition_columns)
     if partitioned & set(schema.names) - set(where):
-        rows = _dataset(found, path, schema, where).to_batches(columns=schema.names, filter=_having(where))
+        rows = _dataset(found, table.path, schema, where).to_batches(columns=schema.names, filter=_having(where))
         return spool_rows(rows, schema, scratch)
-    folder = os.path.abspath(str(local_path(path)))
+    folder = os.path.abspath(str(local_path(table.path)))
     fixed = {name: value for name, value in where.items() if name in partitioned}
     others = {name: value for name, value in where.items() if name not in partitioned}
     return ParquetRows(tuple(f"{folder}/{name}" for name in _data_files(found, where)), schema, others, fixed)

@@ -210,14 +210,17 @@ def commit(path: str, work: Callable[[], T]) -> T:
 
 
 def _ended(path: str, work: Callable[[], T]) -> T:
-    """Call `work`, and note that the commit has ended if this is known."""
+    """Call `work`, and note that the commit has ended if this is known.
+
+    Raises:
+        TableChanged: In place of the exceptions of Delta and delta-rs for concurrent commits.
+    """
     try:
-        with translate_conflict(path):
-            done = work()
-    except TableChanged:
-        _unsure.discard(path)
-        raise
+        done = work()
     except Exception as error:
+        if _is_conflict(error):
+            _unsure.discard(path)
+            raise TableChanged(path) from error
         # A store may carry out a request whose answer was lost, and so may a JVM whose connection was lost.
         if local_path(path) is not None and not (isinstance(error, Py4JNetworkError) and jvm_is_alive()):
             _unsure.discard(path)
@@ -226,6 +229,16 @@ def _ended(path: str, work: Callable[[], T]) -> T:
         raise
     _unsure.discard(path)
     return done
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Return whether an exception of Delta or delta-rs is that of a concurrent commit."""
+    if isinstance(error, DeltaConcurrentModificationException | CommitFailedError):
+        # Of the same class, though no commit was made meanwhile.
+        return not any(text in str(error) for text in UNSUPPORTED)
+    # Raised by JVM methods that are not called through Delta's Python API.
+    java = "io.delta.exceptions.DeltaConcurrentModificationException"
+    return isinstance(error, Py4JJavaError) and is_instance_of(SparkContext._gateway, error.java_exception, java)
 
 
 def _cancel_jobs() -> None:
@@ -241,19 +254,3 @@ def is_unsure(path: str) -> bool:
     The next run finds in the table's log which files were committed.
     """
     return path in _unsure
-
-
-@contextmanager
-def translate_conflict(path: str) -> Iterator[None]:
-    """Translate the exceptions of Delta and delta-rs for concurrent commits into TableChanged."""
-    try:
-        yield
-    except (DeltaConcurrentModificationException, CommitFailedError) as error:
-        if any(text in str(error) for text in UNSUPPORTED):  # of the same class, though no commit was made meanwhile
-            raise
-        raise TableChanged(path) from error
-    except Py4JJavaError as error:  # Raised by JVM methods that are not called through Delta's Python API.
-        java = "io.delta.exceptions.DeltaConcurrentModificationException"
-        if not is_instance_of(SparkContext._gateway, error.java_exception, java):
-            raise
-        raise TableChanged(path) from error

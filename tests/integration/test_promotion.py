@@ -480,13 +480,13 @@ def test_champion_is_shared_by_tables_with_the_same_images(storage, tmp_path):
     assert promote_best([worse], NAMED, storage, other).champion == made.champion
     assert promote_best([run], NAMED, storage, other).outcome == "unchanged"
     for table in (PHOTOS, other):
-        check_model(made.champion, table, storage, table_is_named=False, name_is_given=True)
+        check_model(made.champion, table, PredictConfig(), NAMED, storage)
     for given, way_out in (
-        (True, "leave promote.model_name empty"),
-        (False, "'/tables/third/images', [^:]*: name the"),
+        (NAMED, "leave promote.model_name empty"),
+        (PromoteConfig(), "'/tables/third/images', [^:]*: name the"),
     ):
         with pytest.raises(WrongInput, match=way_out):
-            check_model(made.champion, third, storage, table_is_named=False, name_is_given=given)
+            check_model(made.champion, third, PredictConfig(), given, storage)
     kept = {table.table_id for table in trained_versions(storage)}
     assert kept == {"photos", "copy"}
 

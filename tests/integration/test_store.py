@@ -51,7 +51,7 @@ def store(tmp_path, monkeypatch) -> Iterator[ObjectStore]:
 def forget_stores() -> None:
     """Forget the connections to stores and their capabilities, which are kept per process."""
     s3fs.S3FileSystem.clear_instance_cache()
-    object_store._honours_conditions.cache_clear()
+    object_store.has_conditional_puts.cache_clear()
 
 
 @pytest.mark.timeout(600)
