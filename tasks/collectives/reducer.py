@@ -15,6 +15,9 @@ from torch import nn
 
 from tasks.errors import WrongInput
 
+SENT_TYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Data type in which gradients are sent, by the setting; None for their own. Horovod has no bf16."""
+
 
 class Reducer:
     """Collective operations that the training loop needs, of a single process; those of several ranks override them."""

@@ -18,7 +18,7 @@ from tasks.errors import RankStalled, TimeLimitExceeded, loggable, restored_erro
 from tasks.launch.gpus import gpus_of_run
 from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
-from tasks.launch.rank_process import Message, RankProcess, first_failed, terminate
+from tasks.launch.rank_process import Message, RankOutput, RankProcess, first_failed, terminate
 from tasks.launch.rendezvous import place_ranks, rank_variables
 from tasks.launch.restarts import LOSSES, Deadline, RankFailed, RanksLost, Stopped, train_with_restarts
 from tasks.launch.watchdog import Watchdog
@@ -60,9 +60,7 @@ a busy machine. All processes of a cancelled run are to have ended after 15 s.
 
 
 def launch_ranks(
-    spec: TrainingSpec,
-    on_event: Callable[[dict[str, Any]], None] | None = None,
-    stop: threading.Event | None = None,
+    spec: TrainingSpec, on_event: Callable[[dict[str, Any]], None] | None = None, stop: threading.Event | None = None
 ) -> RunRef:
     """Train with the ranks of `spec`, and return the MLflow run of rank 0.
 
@@ -150,13 +148,12 @@ def _train(
         deadline.check()
         _check_stop(stop)
 
-    with open_places(spec, gpus, messages, watchdog.on_activity, check) as places:
+    with open_places(spec, gpus, RankOutput(messages, watchdog.on_activity), check) as places:
         try:
             for placement in place_ranks(places, num_ranks):
-                place = places[placement.place]
-                threads = spec.train.num_threads or max(1, place.cores // placement.place_size)
+                threads = spec.train.num_threads or max(1, placement.place.cores // placement.place_size)
                 variables = rank_variables(backend, placement, stall_seconds) | {"OMP_NUM_THREADS": str(threads)}
-                ranks.append(place.start(placement.rank, variables))
+                ranks.append(placement.place.start(placement.rank, variables))
             while not all(rank.has_ended() for rank in ranks) or not messages.empty():
                 check()
                 received = None

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import queue
 import re
 import secrets
 import socket
@@ -18,9 +17,8 @@ from pyspark.sql import SparkSession
 from tasks.collectives.key_value_store import key_value_store
 from tasks.environment import portable_environment
 from tasks.errors import HostLost, WrongInput
-from tasks.launch import rank_process
 from tasks.launch.protocol import Channel
-from tasks.launch.rank_process import OnActivity
+from tasks.launch.rank_process import RankOutput
 from tasks.launch.remote import Agent
 from tasks.launch.spark_task import AgentConfig, Greeting, accept_task, run_agent
 from tasks.spark.cluster import is_local, num_task_slots
@@ -109,12 +107,7 @@ class _Connections:
 
 
 @contextmanager
-def spark_agents(
-    spec: TrainingSpec,
-    messages: "queue.Queue[rank_process.Message]",
-    on_activity: OnActivity,
-    check: Callable[[], None],
-) -> Iterator[list[Agent]]:
+def spark_agents(spec: TrainingSpec, output: RankOutput, check: Callable[[], None]) -> Iterator[list[Agent]]:
     """Start an agent per rank on the executors, and yield them, host by host; end them with the block.
 
     Raises:
@@ -144,14 +137,11 @@ def spark_agents(
         conf, secret = session.sparkContext.getConf(), secrets.token_bytes(32)
         reached = str(conf.get("spark.driver.host"))
         bound = str(conf.get("spark.driver.bindAddress") or reached)
-        with (
-            key_value_store(bound) as store,
-            socket.create_server((bound, 0), backlog=spec.num_ranks + 16) as server,
-        ):
+        with key_value_store(bound) as store, socket.create_server((bound, 0), backlog=spec.num_ranks + 16) as server:
 
             def make_agent(greeting: Greeting, channel: Channel) -> Agent:
                 place = greeting.machine, greeting.address, greeting.cores
-                agent = Agent(greeting.host, 1, channel, messages, on_activity, _reason, *place)
+                agent = Agent(greeting.host, 1, channel, output, _reason, *place)
                 agent.store = store.address._replace(host=reached)
                 return agent
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from tasks.launch.protocol import Channel
+from tasks.launch.rank_process import RankOutput
 from tasks.launch.remote import Agent
 from tasks.launch.spark_agents import _Connections
 from tasks.launch.spark_task import Greeting
@@ -15,7 +16,8 @@ from tasks.launch.spark_task import Greeting
 
 def make_agent(greeting: Greeting, channel: Channel) -> Agent:
     """Return an agent whose messages nobody reads."""
-    return Agent(greeting.host, 1, channel, queue.Queue(), lambda number, activity: None, lambda: "it ended")
+    output = RankOutput(queue.Queue(), lambda number, activity: None)
+    return Agent(greeting.host, 1, channel, output, lambda: "it ended")
 
 
 def connect(connections: _Connections, number: int) -> tuple[socket.socket, socket.socket]:
