@@ -164,11 +164,8 @@ def evaluate_in_detail(
             before_BK = torch.softmax(logits_BK.double() * temperature, dim=1)
             uncalibrated.add(before_BK.gather(1, predicted_B[:, None])[:, 0], predicted_B == labels_B)
             mistakes.add(torch.from_numpy(batch.rows_B).to(device), labels_B, predicted_B, log_probabilities_BK)
-    plain = sums.reduce(reducer)
     return DetailedEvaluation(
-        plain.loss,
-        plain.confusion_KK,
-        plain.top5_accuracy,
+        **vars(sums.reduce(reducer)),
         calibration=calibration.reduce(reducer),
         uncalibrated=uncalibrated.reduce(reducer),
         mistakes=mistakes.reduce(reducer),

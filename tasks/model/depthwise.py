@@ -88,11 +88,7 @@ def _gradient_of_weight(
 
 
 def _backward(
-    gradient: torch.Tensor,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: _Geometry,
-    wanted: tuple[bool, bool],
+    gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, geometry: _Geometry, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return torch's gradients of the inputs and of the weights, computed where `wanted` is true."""
     grad_inputs, grad_weight, _grad_bias = torch.ops.aten.convolution_backward(

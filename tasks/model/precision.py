@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -195,28 +195,20 @@ def _fits_gpu(model: nn.Module, example: torch.Tensor, bound: int, device: torch
     """Return the largest power of two up to `bound` as batch size with which a full step succeeds."""
     before = _buffers(model)
     model.train()
-    fits = 1
+    trained = sum(value.nbytes for value in model.parameters() if value.requires_grad)
+    spare = int(GPU_SPARE_SHARE * torch.cuda.mem_get_info(device)[1])
+    fits, size, reserve = 1, 1, torch.empty(0)
     with suppress(torch.OutOfMemoryError):  # The last size that succeeded is the result.
-        for size in _sizes_that_fit(model, example, bound, device, copies):
-            fits = size
+        # Held during the trial steps: the memory of the optimizer's state and of the other needs of a training step.
+        reserve = torch.empty(copies * trained + spare, dtype=torch.uint8, device=device)
+        while size <= bound:
+            _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+            model.zero_grad(set_to_none=True)
+            fits, size = size, 2 * size
+    del reserve
     _restore(model, before)
     torch.cuda.empty_cache()
     return fits
-
-
-def _sizes_that_fit(
-    model: nn.Module, example: torch.Tensor, bound: int, device: torch.device, copies: int
-) -> Iterator[int]:
-    trained = sum(value.nbytes for value in model.parameters() if value.requires_grad)
-    spare = int(GPU_SPARE_SHARE * torch.cuda.mem_get_info(device)[1])
-    # Held during the trial steps: the memory of the optimizer's state and of the other needs of a training step.
-    _reserve = torch.empty(copies * trained + spare, dtype=torch.uint8, device=device)
-    size = 1
-    while size <= bound:
-        _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-        model.zero_grad(set_to_none=True)
-        yield size
-        size *= 2
 
 
 def _restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:

@@ -32,23 +32,18 @@ from .weights import check_weights, load_weights, save_weights
 class Prediction:
     """Prediction of one image: its label, or the error."""
 
-    label: str | None
+    label: str | None = None
     """The most probable class, UNSURE, or None for an error."""
-    index: int | None
+    index: int | None = None
     """Number of the class of `label`; None for UNSURE and for an error."""
-    probability: float | None
+    probability: float | None = None
     """Probability of the most probable class (0-1), calibrated; None for an error."""
-    top_labels: tuple[str, ...]
+    top_labels: tuple[str, ...] = ()
     """The most probable classes in descending order; empty for an error."""
-    top_probabilities: tuple[float, ...]
+    top_probabilities: tuple[float, ...] = ()
     """Their probabilities (0-1)."""
-    error: str | None
+    error: str | None = None
     """Reason and detail of an image that cannot be decoded, or None."""
-
-    @classmethod
-    def of_error(cls, error: str) -> Self:
-        """Return the prediction of an image that cannot be decoded."""
-        return cls(None, None, None, (), (), error)
 
 
 class ImageClassifier:
@@ -104,7 +99,7 @@ class ImageClassifier:
                 images.append(decode_pixels(content, self.image_size))
                 places.append(place)
             except BadImage as bad:
-                predictions[place] = Prediction.of_error(str(bad))
+                predictions[place] = Prediction(error=str(bad))
         if images:
             logits_BK = self.logits(torch.from_numpy(np.stack(images))).cpu()
             # By logits: probabilities may round to the same number. Stable: of equal ones the first wins, as in argmax.
@@ -119,7 +114,6 @@ class ImageClassifier:
                     probability=probabilities[0],
                     top_labels=labels,
                     top_probabilities=tuple(probabilities),
-                    error=None,
                 )
         return [prediction for prediction in predictions if prediction is not None]
 

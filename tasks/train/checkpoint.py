@@ -285,10 +285,7 @@ def restore_progress(content: dict[str, Any], progress: Progress, rank: int = 0)
 
 
 def restore(
-    content: dict[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    buffers: VirtualBuffers | None = None,
+    content: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, buffers: VirtualBuffers | None = None
 ) -> None:
     """Restore model and optimizer of the checkpoint's phase; each rank restores the buffers of its virtual ranks."""
     model.load_state_dict(content["model"])
