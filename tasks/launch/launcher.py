@@ -59,9 +59,11 @@ a busy machine. All processes of a cancelled run are to have ended after 15 s.
 """
 
 
-def launch_ranks(
-    spec: TrainingSpec, on_event: Callable[[dict[str, Any]], None] | None = None, stop: threading.Event | None = None
-) -> RunRef:
+OnEvent = Callable[[dict[str, Any]], None]
+"""Called with each event of rank 0."""
+
+
+def launch_ranks(spec: TrainingSpec, on_event: OnEvent | None = None, stop: threading.Event | None = None) -> RunRef:
     """Train with the ranks of `spec`, and return the MLflow run of rank 0.
 
     If a rank fails, all ranks are terminated; after a loss they are started again (`train_with_restarts`). If this
@@ -130,11 +132,7 @@ def _check_stop(stop: threading.Event | None) -> None:
 
 
 def _train(
-    spec: TrainingSpec,
-    gpus: Gpus,
-    on_event: Callable[[dict[str, Any]], None] | None,
-    stop: threading.Event | None,
-    deadline: Deadline,
+    spec: TrainingSpec, gpus: Gpus, on_event: OnEvent | None, stop: threading.Event | None, deadline: Deadline
 ) -> RunRef:
     num_ranks = spec.num_ranks
     messages: queue.Queue[Message] = queue.Queue()
@@ -292,9 +290,7 @@ def _load_tracking() -> None:
     threading.Thread(target=import_module, args=("tasks.tracking.runs",), name="load-tracking", daemon=True).start()
 
 
-def _handle_event(
-    rank: RankProcess, event: dict[str, Any], on_event: Callable[[dict[str, Any]], None] | None
-) -> str | None:
+def _handle_event(rank: RankProcess, event: dict[str, Any], on_event: OnEvent | None) -> str | None:
     """Handle an event of a rank; return the id of the MLflow run, if it is in the event."""
     if "failed" in event:
         rank.failure = restored_error(event["failed"])

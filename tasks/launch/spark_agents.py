@@ -72,11 +72,22 @@ class _Connections:
     Spark ends a barrier stage whose results are collected with its first task that fails, and does not start it again.
     """
 
-    def __init__(self, make_agent: Callable[[Greeting, Channel], Agent]) -> None:
+    def __init__(self, secret: bytes, make_agent: Callable[[Greeting, Channel], Agent]) -> None:
+        self._secret = secret
         self._make_agent = make_agent
         self._connected: dict[int, tuple[socket.socket, Agent]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+
+    def introduce(self, connection: socket.socket, address: str) -> None:
+        """Take over the connection of a task's agent; one without the secret is closed."""
+        try:
+            greeting = accept_task(connection, self._secret)
+        except (OSError, EOFError, AuthenticationError) as error:
+            logger.warning("a connection from %s was refused: %s", address, error)
+            connection.close()
+            return
+        self.add(greeting, connection)
 
     def add(self, greeting: Greeting, connection: socket.socket) -> None:
         """Take over the connection of a task's agent."""
@@ -147,10 +158,10 @@ def spark_agents(spec: TrainingSpec, output: RankOutput, check: Callable[[], Non
 
             environment = portable_environment(spec.train.environment)
             config = AgentConfig(reached, server.getsockname()[1], secret, environment)
-            stage, connections = _Stage(session, config, spec.num_ranks), _Connections(make_agent)
+            stage, connections = _Stage(session, config, spec.num_ranks), _Connections(secret, make_agent)
             finished = False
             try:
-                agents = _accept(server, secret, connections, stage, spec.num_ranks, check)
+                agents = _accept(server, connections, stage, spec.num_ranks, check)
                 for agent in agents:
                     agent.wait_until_ready(CONNECT_SECONDS)
                 yield sorted(agents, key=lambda agent: agent.host)
@@ -165,18 +176,12 @@ def _reason() -> str:
 
 
 def _accept(
-    server: socket.socket,
-    secret: bytes,
-    connections: _Connections,
-    stage: _Stage,
-    num_ranks: int,
-    check: Callable[[], None],
+    server: socket.socket, connections: _Connections, stage: _Stage, num_ranks: int, check: Callable[[], None]
 ) -> list[Agent]:
     """Accept the connections of all agents, and return them; others, without the secret, are closed.
 
     Args:
         server: The listening socket.
-        secret: Secret of the training run.
         connections: Takes over their connections.
         stage: The stage that starts them.
         num_ranks: Number of agents.
@@ -187,16 +192,6 @@ def _accept(
         Exception: The stage failed for another reason.
     """
     deadline = time.monotonic() + CONNECT_SECONDS
-
-    def introduce(connection: socket.socket, address: str) -> None:
-        try:
-            greeting = accept_task(connection, secret)
-        except (OSError, EOFError, AuthenticationError) as error:
-            logger.warning("a connection from %s was refused: %s", address, error)
-            connection.close()
-            return
-        connections.add(greeting, connection)
-
     server.settimeout(0.5)
     while len(agents := connections.agents()) < num_ranks:
         check()
@@ -213,5 +208,5 @@ def _accept(
             )
         with suppress(TimeoutError):
             connection, address = server.accept()
-            threading.Thread(target=introduce, args=(connection, address[0]), daemon=True).start()
+            threading.Thread(target=connections.introduce, args=(connection, address[0]), daemon=True).start()
     return agents

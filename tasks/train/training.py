@@ -19,11 +19,11 @@ from tasks.progress.activity import expect_slow_steps, working
 from tasks.progress.start_clock import process_start
 from tasks.refs import TRAIN, RunRef
 from tasks.system.cores import num_cores
-from tasks.train.checkpoint import Checkpoints, restore, restore_progress
-from tasks.train.checkpoint_copies import writes_checkpoints
+from tasks.train.checkpoint import Checkpoints, restore, restore_progress, writes_checkpoints
+from tasks.train.context import TrainingContext
 from tasks.train.continuation import check_fits, continued_run, end_checkpoints, neutral_settings
 from tasks.train.loop import LoopSettings, fit, has_epochs_left
-from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
+from tasks.train.phases import Trainable, phases_of, prepare_phase
 from tasks.train.progress import EarlyStopping, Progress, ReportedEpoch, ResumePoint
 from tasks.train.serving_form import evaluate_serving_form
 from tasks.train.spec import TrainingSpec
@@ -40,17 +40,17 @@ RUN = TypeAdapter(RunRef)
 RANK_ZERO_PART = TypeAdapter(tuple[str, dict[str, str]])
 """What only rank 0 knows of a checkpoint: the id of the MLflow run, and the tags that training sets on it."""
 
+OnEpoch = Callable[[ReportedEpoch], None]
+"""Called on rank 0 after each epoch."""
+
 
 class Training:
     """A training run on one rank."""
 
-    def __init__(
-        self, spec: TrainingSpec, reducer: Reducer, on_epoch: Callable[[ReportedEpoch], None] | None = None
-    ) -> None:
+    def __init__(self, spec: TrainingSpec, reducer: Reducer, on_epoch: OnEpoch | None = None) -> None:
         self.folder = spec.storage.checkpoints / spec.key
         self._spec = spec
         self._train = spec.train
-        self._storage = spec.storage
         self._reducer = reducer
         self._on_epoch = on_epoch
         self.writes = writes_checkpoints(spec, reducer.rank)
@@ -204,7 +204,7 @@ class Training:
             from tasks.report.image_names import name_images  # Here: it loads Spark and Delta.
 
             raise diverged.with_image_names(
-                lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)
+                lambda rows: name_images(context.manifest, TRAIN, rows, self._spec.storage)
             ) from None
         except KeyboardInterrupt:
             # Interrupted in the validation, when all ranks have trained the epoch; otherwise the checkpoint is written.

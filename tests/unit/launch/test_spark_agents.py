@@ -29,7 +29,7 @@ def connect(connections: _Connections, number: int) -> tuple[socket.socket, sock
 
 def test_nothing_is_written_to_a_descriptor_of_a_closed_connection(tmp_path: Path) -> None:
     """It may be another file's at once, which must get none of the beats."""
-    connections = _Connections(make_agent)
+    connections = _Connections(b"secret", make_agent)
     own, task = connect(connections, 0)
     descriptor = own.fileno()
     (agent,) = connections.agents()
@@ -51,7 +51,7 @@ def test_nothing_is_written_to_a_descriptor_of_a_closed_connection(tmp_path: Pat
 
 def test_connections_that_come_twice_or_late_are_closed() -> None:
     """An agent that nobody reads would wait for a launcher that is silent."""
-    connections = _Connections(make_agent)
+    connections = _Connections(b"secret", make_agent)
     own, task = connect(connections, 0)
     second, second_task = connect(connections, 0)
     assert second.fileno() == -1
@@ -67,7 +67,7 @@ def test_connections_that_come_twice_or_late_are_closed() -> None:
 
 def test_agent_that_has_ended_does_not_count() -> None:
     """The ranks do not start without it."""
-    connections = _Connections(make_agent)
+    connections = _Connections(b"secret", make_agent)
     _own, task = connect(connections, 1)
     (agent,) = connections.agents()
     task.close()
