@@ -104,6 +104,13 @@ def broadcast_tensors(reducer: Reducer, tensors: Mapping[str, torch.Tensor], roo
     return load(_broadcast_bytes(reducer, content, root))
 
 
+def gather_numbers(reducer: Reducer, own: float) -> torch.Tensor:
+    """Return a number of each rank, float64 (ranks,); a collective operation."""
+    numbers = torch.zeros(reducer.num_ranks, dtype=torch.float64)
+    numbers[reducer.rank] = own
+    return reducer.sum(numbers)
+
+
 def wait_for_all(reducer: Reducer) -> None:
     """Wait until every rank has called this; a collective operation."""
     reducer.sum(torch.zeros(1))

@@ -99,23 +99,21 @@ def launch_ranks(spec: TrainingSpec, on_event: OnEvent | None = None, stop: thre
     lock = filelock.FileLock(lock_path)
     deadline = Deadline(spec.train.timeout_seconds)  # One for all waits, here and for GPUs, and for training.
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except filelock.Timeout:
         logger.info("another process is training the same run: waiting for its result")
-        _wait_for_lock(lock, spec.train.timeout_seconds, stop)
-    try:
-        with gpus_of_run(spec, deadline.seconds_left, lambda: _check_stop(stop)) as gpus:
-            return train_with_restarts(
-                spec, lambda attempt: _train(attempt, gpus, on_event, stop, deadline), deadline, stop
-            )
-    finally:
-        lock.release()
+        held = _wait_for_lock(lock, spec.train.timeout_seconds, stop)
+    with held, gpus_of_run(spec, deadline.seconds_left, lambda: _check_stop(stop)) as gpus:
+        attempt = functools.partial(_train, gpus=gpus, on_event=on_event, stop=stop, deadline=deadline)
+        return train_with_restarts(spec, attempt, deadline, stop)
 
 
-def _wait_for_lock(lock: filelock.BaseFileLock, timeout_seconds: int, stop: threading.Event | None) -> None:
+def _wait_for_lock(
+    lock: filelock.BaseFileLock, timeout_seconds: int, stop: threading.Event | None
+) -> filelock.AcquireReturnProxy:
     is_stopped = None if stop is None else stop.is_set
     try:
-        lock.acquire(timeout_seconds, POLL_SECONDS, cancel_check=is_stopped)
+        return lock.acquire(timeout_seconds, POLL_SECONDS, cancel_check=is_stopped)
     except filelock.Timeout:
         _check_stop(stop)
         raise TimeLimitExceeded(

@@ -122,12 +122,11 @@ def build_network(name: str, num_classes: int) -> ImageNetwork:
 
 def _last_layer(network: nn.Module) -> str:
     """Return the name of the layer of the logits: the last Linear or Conv2d layer with one output per class."""
-    names = [
+    names: list[str] = [
         name
         for name, module in network.named_modules()
         if (isinstance(module, nn.Linear) and module.out_features == IMAGENET_CLASSES)
         or (isinstance(module, nn.Conv2d) and module.out_channels == IMAGENET_CLASSES)
     ]
     assert names, "every torchvision classifier ends in a Linear or Conv2d layer"
-    last: str = names[-1]
-    return last
+    return names[-1]

@@ -12,7 +12,7 @@ from torch import nn
 from tasks.cache.loader import CacheLoader, count_labels
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.order import VirtualRanks
-from tasks.collectives.reducer import Reducer
+from tasks.collectives.reducer import Reducer, gather_numbers
 from tasks.environment import local_rank_and_size
 from tasks.errors import join_names
 from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_batch
@@ -53,12 +53,6 @@ class TrainingContext:
     def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)
         """Images of each class by split."""
         return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
-
-    @property
-    def syncs_batch_norm(self) -> bool:
-        """True if batch norms take the statistics of the batches of all ranks."""
-        distributed = self.spec.distributed
-        return self.reducer.num_ranks > 1 and distributed is not None and distributed.sync_batch_norm
 
     def images(self, split: str, batch_size: int) -> CacheLoader:
         """Return this rank's loader of the images of a split; `train` is shuffled."""
@@ -110,9 +104,7 @@ class TrainingContext:
             num_local=(local_rank_and_size() or (0, self.reducer.num_ranks))[1],
             copies=OPTIMIZER_COPIES + (self.spec.train.ema_decay is not None),
         )
-        fits = torch.zeros(self.reducer.num_ranks, dtype=torch.int64)
-        fits[self.reducer.rank] = own
-        smallest = int(self.reducer.sum(fits).min())  # Another rank may have less free memory.
+        smallest = int(gather_numbers(self.reducer, own).min())  # Another rank may have less free memory.
         if self.reducer.rank == 0 and smallest < own:
             logger.info("train.batch_size auto: %d images per step, as many as fit on every rank", smallest)
         return smallest

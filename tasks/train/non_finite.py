@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from tasks.collectives.reducer import Reducer, broadcast_value
+from tasks.collectives.reducer import Reducer, broadcast_value, gather_numbers
 from tasks.errors import Diverged
 
 CHECK_EVERY_STEPS = 20
@@ -147,8 +147,6 @@ def agree_on_error(reducer: Reducer, loss_problem: str, gradient_problem: str, r
         gradient_problem: Description of the gradients, which are non-finite on all ranks.
         rows: Rows of the split `train` in this rank's batch.
     """
-    has_problem = torch.zeros(reducer.num_ranks)
-    has_problem[reducer.rank] = float(bool(loss_problem))
-    first = int(reducer.sum(has_problem).argmax())
+    first = int(gather_numbers(reducer, bool(loss_problem)).argmax())
     problem, its_rows = broadcast_value(reducer, PROBLEM, (loss_problem or gradient_problem, rows), first)
     return Diverged(problem, its_rows, way_out=WAY_OUT)

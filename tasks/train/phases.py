@@ -1,7 +1,6 @@
 """Phases of a training run: the trained layers, batches, optimizer and learning rate of each."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from tasks.refs import TRAIN, VAL
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.context import TrainingContext
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
-from tasks.train.loop import count_steps
+from tasks.train.loop import LoopSettings, count_steps
 from tasks.train.progress import Progress
 from tasks.train.schedule import make_schedule, peak_rate, scaling_rule, warmup_length
 from tasks.train.step import StepSettings
@@ -55,16 +54,13 @@ class Trainable:
     """Whole network on images, or only its head on features."""
     loaders: dict[str, CacheLoader]
     optimizer: torch.optim.Optimizer
-    schedule: Callable[[int], float]
-    """Maps a step, counted over all phases, to its learning rate."""
-    warmup_epochs: float
-    settings: StepSettings
-    buffers: VirtualBuffers
+    loop: LoopSettings
+    """Settings of its epochs; callback and average are not set."""
 
 
 def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
     """Build model, loaders and optimizer of a phase; the optimizer is not yet wrapped by the reducer."""
-    train, classifier = context.spec.train, context.classifier
+    train, distributed, classifier = context.spec.train, context.spec.distributed, context.classifier
     if phase.unfreeze_from is not None:
         classifier.unfreeze_from(phase.unfreeze_from)
     classifier.precision = context.precision
@@ -91,7 +87,7 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
         seed=train.seed,
         accumulate_steps=train.accumulate_steps,
-        sync_batch_norm=context.syncs_batch_norm,
+        sync_batch_norm=context.reducer.num_ranks > 1 and distributed is not None and distributed.sync_batch_norm,
     )
     global_batch = batch_size * context.ranks.num_virtual * train.accumulate_steps
     schedule = make_schedule(
@@ -110,9 +106,19 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
             "learning rate %.4g: %.4g scaled (%s) from %d to %d images per step, after %g epochs of warm-up",
             *(peak, phase.learning_rate, scaling_rule(train), train.reference_batch_size, global_batch, warmup_epochs),
         )
-    optimizer = make_optimizer(train, model, phase.learning_rate)
-    buffers = VirtualBuffers(model, context.ranks)
-    return Trainable(model, loaders, optimizer, schedule, warmup_epochs, settings, buffers)
+    loop = LoopSettings(
+        schedule,
+        context.device,
+        context.reducer,
+        max_epochs=phase.max_epochs,
+        monitor=train.monitor,
+        num_classes=len(context.manifest.classes),
+        warmup_epochs=warmup_epochs,
+        first_epoch=progress.first_epoch,
+        step=settings,
+        buffers=VirtualBuffers(model, context.ranks),
+    )
+    return Trainable(model, loaders, make_optimizer(train, model, phase.learning_rate), loop)
 
 
 def _takes_features(context: TrainingContext, phase: Phase) -> bool:

@@ -22,7 +22,7 @@ from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress, writes_checkpoints
 from tasks.train.context import TrainingContext
 from tasks.train.continuation import check_fits, continued_run, end_checkpoints, neutral_settings
-from tasks.train.loop import LoopSettings, fit, has_epochs_left
+from tasks.train.loop import fit, has_epochs_left
 from tasks.train.phases import Trainable, phases_of, prepare_phase
 from tasks.train.progress import EarlyStopping, Progress, ReportedEpoch, ResumePoint
 from tasks.train.serving_form import evaluate_serving_form
@@ -136,7 +136,7 @@ class Training:
             if self._record is not None and self._train.batch_size == "auto":
                 self._record.set_batch_size(phase.number)
             if checkpoint is not None and checkpoint["phase"] == phase.number:
-                restore(checkpoint, trainable.model, trainable.optimizer, trainable.buffers)
+                restore(checkpoint, trainable.model, trainable.optimizer, trainable.loop.buffers)
             process_start.passed("preparation")
             if self._fit(context, phase.max_epochs, trainable):
                 break
@@ -148,7 +148,7 @@ class Training:
 
         def save() -> None:
             with working("writing a checkpoint"):
-                content = self.checkpoints.collect(model, optimizer, progress, reducer, trainable.buffers)
+                content = self.checkpoints.collect(model, optimizer, progress, reducer, trainable.loop.buffers)
                 run_id = "" if self._record is None else self._record.run_id
                 if not self._spec.shares_home:  # The first rank of each host writes it.
                     run_id, content["tags"] = broadcast_value(reducer, RANK_ZERO_PART, (run_id, progress.tags))
@@ -181,19 +181,10 @@ class Training:
                 self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
 
         decay = train.ema_decay
-        loop = LoopSettings(
-            trainable.schedule,
-            context.device,
-            reducer,
-            max_epochs=max_epochs,
-            monitor=train.monitor,
-            num_classes=len(context.manifest.classes),
-            warmup_epochs=trainable.warmup_epochs,
+        loop = replace(
+            trainable.loop,
             average=None if decay is None else WeightAverage(model, decay, progress.average),
-            first_epoch=progress.first_epoch,
-            step=trainable.settings,
             step_callback=step_callback if traced is None else traced,
-            buffers=trainable.buffers,
         )
         try:
             is_over = fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)
