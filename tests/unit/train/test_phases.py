@@ -111,7 +111,7 @@ def test_class_with_one_image_is_trained_on(tmp_path: Path, *, feature_cache: bo
     assert made.loop.step.class_weights_K is not None
     assert made.loop.step.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
     after = nn.utils.parameters_to_vector(made.model.parameters())
-    assert 0.0 < trained.loss < float("inf")
+    assert 0.0 < trained.train_loss < float("inf")
     assert bool(after.isfinite().all())
     assert not torch.equal(after, before)
 
