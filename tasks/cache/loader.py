@@ -107,10 +107,6 @@ class CacheLoader:
         pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._memory = BatchMemory((batch_size, self._row_bytes), max_batches, pin=pin)
 
-    def in_order(self) -> "CacheLoader":
-        """Return a loader of the whole split in the order of its rows."""
-        return CacheLoader(*self._source, 256, pin_memory=False)
-
     @property
     def num_rows(self) -> int:
         """Number of images of the split, over all ranks."""
@@ -218,7 +214,7 @@ class InMemoryLoader(CacheLoader):
         """Return the contents and labels of all rows, of every rank."""
         inputs = torch.empty((self.num_rows, *self._shape), dtype=self._dtype)
         labels = torch.empty(self.num_rows, dtype=torch.int64)
-        for batch in self.in_order().epoch(0):
+        for batch in CacheLoader(*self._source, 256, pin_memory=False).epoch(0):  # in the order of the rows
             rows = torch.from_numpy(batch.rows_B)
             inputs[rows], labels[rows] = batch.inputs, batch.labels_B
         return inputs, labels

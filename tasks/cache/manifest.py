@@ -48,16 +48,6 @@ class CacheSplit(BaseModel):
     rows_per_group: int
     files: tuple[CacheFile, ...]
 
-    @property
-    def row_groups(self) -> int:
-        """Number of row groups over all files."""
-        return sum(file.row_groups for file in self.files)
-
-    @property
-    def padding(self) -> int:
-        """Number of padding rows."""
-        return self.row_groups * self.rows_per_group - self.rows
-
 
 class FeatureSettings(BaseModel):
     """Provenance of cached features: the rows of the cache `source`, computed by a backbone."""
@@ -101,17 +91,12 @@ class CacheManifest(BaseModel):
     @property
     def row_bytes(self) -> int:
         """Size of one row's pixels or features."""
-        return self.pixel_bytes if self.features is None else 4 * self.features.num_features
+        return self.settings.pixel_bytes if self.features is None else 4 * self.features.num_features
 
     @property
     def image_size(self) -> int:
         """Side of the images, in pixels."""
         return self.settings.image_size
-
-    @property
-    def pixel_bytes(self) -> int:
-        """Size of one image's pixels, uint8 HWC."""
-        return self.settings.pixel_bytes
 
     @property
     def digest(self) -> str:
@@ -207,19 +192,17 @@ def verify_files(url: str, manifest: CacheManifest) -> None:
     check_files(url, manifest)
     filesystem, root = file_system(url)
 
-    def damage(file: CacheFile) -> str | None:
+    def digest(file: CacheFile) -> str:
         with filesystem.open(f"{root}/{file.name}", "rb") as handle:
-            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
-        return (
-            None
-            if sha256 == file.sha256
-            else f"{root}/{file.name} has the sha256 {sha256}, its manifest says {file.sha256}"
-        )
+            return hashlib.file_digest(handle, "sha256").hexdigest()
 
-    # Hashing releases the GIL.
-    with ThreadPoolExecutor(max_workers=num_cores()) as pool:
-        files = (file for part in manifest.splits.values() for file in part.files)
-        problems = [problem for problem in pool.map(damage, files) if problem]
+    files = [file for part in manifest.splits.values() for file in part.files]
+    with ThreadPoolExecutor(max_workers=num_cores()) as pool:  # Hashing releases the GIL.
+        problems = [
+            f"{root}/{file.name} has the sha256 {sha256}, its manifest says {file.sha256}"
+            for file, sha256 in zip(files, pool.map(digest, files), strict=True)
+            if sha256 != file.sha256
+        ]
     if problems:
         raise CacheDamaged("; ".join(problems))
 

@@ -9,6 +9,7 @@ import json
 import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,17 +17,10 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tasks.cache.manifest import (
-    FORMAT,
-    CacheFile,
-    CacheManifest,
-    CacheSplit,
-    find_cache,
-    write_manifest,
-)
+from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, find_cache, write_manifest
 from tasks.cache.sweep import CacheReadLock, discard, remove_unnamed, sweep_caches
-from tasks.cache.write import CACHE_PART_ARROW, cache_bytes, check_disk, rows_per_file, rows_per_group
-from tasks.cache.write_images import make_writer
+from tasks.cache.write import cache_bytes, check_disk, rows_per_file, rows_per_group
+from tasks.cache.write_images import WRITTEN_COLUMNS, make_writer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
@@ -241,7 +235,7 @@ def materialize_cache(
         DiskFull: The disk was full before the cache was complete; the partial cache is removed.
     """
     ref, built = _find_or_build(cache_config, table, storage, spark_config)
-    with CacheReadLock(ref.url):
+    with closing(CacheReadLock(ref.url)):
         sweep_caches(storage.cache, cache_config)
     return ref, built
 
@@ -295,22 +289,21 @@ def _build(
     starts = plan_files(spark, table, per_file, storage)
     writer = make_writer(url, cache_config, groups, per_file, count_ended_tasks(spark.sparkContext))
     total, cores = sum(content.rows.values()), num_task_slots(spark)
-    schema = spark.createDataFrame(pa.Table.from_pylist([], schema=CACHE_PART_ARROW)).schema
     written = (
         with_files(spark, images, starts, content.classes)
         .repartition(num_tasks(total, cores, least=cores * 2), "split", "file")
         .sortWithinPartitions("split", "sha256")
-        .mapInArrow(writer, schema)  # type: ignore[arg-type]  # takes an iterator, as documented
+        .mapInArrow(writer, WRITTEN_COLUMNS)  # type: ignore[arg-type]  # takes an iterator, as documented
     )
     with counted("cache", total):
         parts = written.collect()
     splits = {}
     for split in SPLITS:
-        files = sorted((part for part in parts if part["split"] == split), key=lambda part: part["name"])
+        files = [CacheFile.model_validate_json(part["file"]) for part in parts if part["split"] == split]
         splits[split] = CacheSplit(
-            rows=sum(part["rows"] for part in files),
+            rows=sum(file.rows for file in files),
             rows_per_group=groups[split],
-            files=tuple(CacheFile.model_validate(part.asDict()) for part in files),
+            files=tuple(sorted(files, key=lambda file: file.name)),
         )
         assert splits[split].rows == content.rows[split], f"{splits[split].rows} of {content.rows[split]} rows written"
     return CacheManifest(

@@ -14,17 +14,15 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
-
-import filelock
+from typing import NamedTuple
 
 from tasks.cache.manifest import MANIFEST, CacheManifest
 from tasks.config.cache import CacheConfig
 from tasks.object_store import file_system
 from tasks.paths import local_path
-from tasks.system.locks import excludes_other_machines
+from tasks.system.locks import excludes_other_machines, lock_if_free
 
 logger = logging.getLogger("lakevision.cache")
 
@@ -150,21 +148,14 @@ def _is_abandoned(path: Path) -> bool:
 
 def _remove(path: Path, *, half_built: bool) -> bool:
     """Remove a cache unless it is being built or read; return whether it was removed."""
-    lock = filelock.FileLock(f"{path}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        return False  # It is being built.
-    try:
-        with _readers_excluded(path) as is_free:
-            if not is_free or not path.exists() or (half_built and not _is_abandoned(path)):
-                return False
-            _remove_folder(path)
-            path.with_name(f"{path.name}.used").unlink(missing_ok=True)
-        return True
-    finally:
-        # The lock file stays: another process may wait for it, and a new file of this name would be another lock.
-        lock.release()
+    with ExitStack() as held:
+        if not held.enter_context(lock_if_free(f"{path}.lock")) or not held.enter_context(_readers_excluded(path)):
+            return False  # It is being built, or read.
+        if not path.exists() or (half_built and not _is_abandoned(path)):
+            return False
+        _remove_folder(path)
+        path.with_name(f"{path.name}.used").unlink(missing_ok=True)
+    return True
 
 
 def lock_file(url: str) -> Path | None:
@@ -197,9 +188,3 @@ class CacheReadLock:
         """Release the lock."""
         if self._release is not None:
             self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()

@@ -90,19 +90,6 @@ def cache_schema(row_bytes: int | None, content: Literal["pixels", "features"] =
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
 
 
-CACHE_PART_ARROW = pa.schema(
-    [
-        ("split", pa.string()),
-        ("name", pa.string()),
-        ("rows", pa.int64()),
-        ("row_groups", pa.int64()),
-        ("bytes", pa.int64()),
-        ("sha256", pa.string()),
-    ]
-)
-"""Columns of a Spark task's report on the cache file that it wrote; rows does not count padding."""
-
-
 class _DigestingFile:
     """A binary file that computes the SHA-256 of the bytes written to it."""
 
@@ -146,7 +133,6 @@ class RowFileWriter:
         # The name is unique per attempt: a retried or speculative task never writes to the file of another attempt.
         # Files that no manifest names do not belong to the cache.
         self.name = f"{split}-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
-        self.split = split
         self._rows_per_group = rows_per_group
         self._schema = schema
         filesystem, root = file_system(url)

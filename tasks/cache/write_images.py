@@ -1,8 +1,9 @@
 """Writing of images to cache files in a Spark task; ranks, which write features, need neither Spark nor a decoder."""
 
+import itertools
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,14 @@ import pyarrow as pa
 from PIL import Image
 from pyspark import Accumulator
 
-from tasks.cache.write import CACHE_PART_ARROW, RowFileWriter, cache_schema
+from tasks.cache.manifest import CacheFile
+from tasks.cache.write import RowFileWriter, cache_schema
 from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import decode_pixels, encode_jpeg
 from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
+
+WRITTEN_COLUMNS = "split string, file string"
+"""Columns of a Spark task's report on each cache file that it wrote; `file` is a `CacheFile` as JSON."""
 
 
 class CacheFileWriter(RowFileWriter):
@@ -35,11 +40,6 @@ class CacheFileWriter(RowFileWriter):
         return encode_jpeg(Image.fromarray(pixels), self._cache.jpeg_quality, "4:2:0")
 
 
-def _part(writer: CacheFileWriter) -> dict[str, Any]:
-    """Close the file and return its row of CACHE_PART_ARROW."""
-    return {"split": writer.split} | writer.close().model_dump()
-
-
 def make_writer(
     url: str,
     cache_config: CacheConfig,
@@ -50,33 +50,26 @@ def make_writer(
     """Return the function for `mapInArrow`.
 
     It takes batches of (split, file, label_index, content), sorted by split and row, with all rows of a file in one
-    task. It yields one row of CACHE_PART_ARROW per file, and adds each task that ends to `ended`.
+    task. It yields one row of WRITTEN_COLUMNS per file, and adds each task that ends to `ended`.
     """
     driver = os.getpid()
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         count = WorkerCount("cache", driver, ended)
-        writer: CacheFileWriter | None = None
-        current: tuple[str, int] | None = None
-        row = 0
-        parts: list[dict[str, Any]] = []
-        for batch in batches:
-            for image in batch.to_pylist():
-                place = (image["split"], image["file"])
-                if writer is None or place != current:
-                    if writer is not None:
-                        parts.append(_part(writer))
-                    writer = CacheFileWriter(url, *place, cache_config, rows_per_group[place[0]])
-                    current, row = place, image["file"] * rows_per_file[image["split"]]
+        written: list[tuple[str, CacheFile]] = []
+        images = (image for batch in batches for image in batch.to_pylist())
+        for (split, number), of_file in itertools.groupby(images, operator.itemgetter("split", "file")):
+            writer = CacheFileWriter(url, split, number, cache_config, rows_per_group[split])
+            for row, image in enumerate(of_file, number * rows_per_file[split]):
                 pixels = decode_pixels(image["content"], cache_config.image_size)
                 writer.add(pixels, image["label_index"], row)
-                row += 1
                 count.add(1)
-        if writer is not None:
-            parts.append(_part(writer))
+            written.append((split, writer.close()))
         count.close()
-        if parts:
-            log_from_worker(f"wrote {len(parts)} cache files, {sum(part['rows'] for part in parts)} images")
-            yield pa.RecordBatch.from_pylist(parts, schema=CACHE_PART_ARROW)
+        if written:
+            log_from_worker(f"wrote {len(written)} cache files, {sum(file.rows for _, file in written)} images")
+            yield pa.RecordBatch.from_pylist(
+                [{"split": each, "file": file.model_dump_json()} for each, file in written]
+            )
 
     return write

@@ -8,13 +8,10 @@ import torch
 from torch import nn
 
 from tasks.collectives.buckets import GradientBuckets
-from tasks.collectives.reducer import Reducer
+from tasks.collectives.reducer import SENT_TYPES, Reducer
 from tasks.config.distributed import GradientCompression
 from tasks.progress.activity import waiting_for_ranks
 from tasks.system.cores import gpu_obstacle
-
-SENT_TYPES = {"none": None, "fp16": torch.float16}
-"""Data type in which gradients are sent, by the setting; None for their own."""
 
 FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 5e-5, 1e-3
 """Seconds between two questions whether an operation has ended: the first one, and after a while."""

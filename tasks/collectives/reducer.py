@@ -15,6 +15,9 @@ from torch import nn
 
 from tasks.errors import WrongInput
 
+SENT_TYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Data type in which gradients are sent, by the setting; None for their own. Horovod has no bf16."""
+
 
 class Reducer:
     """Collective operations that the training loop needs, of a single process; those of several ranks override them."""
@@ -99,6 +102,13 @@ def broadcast_tensors(reducer: Reducer, tensors: Mapping[str, torch.Tensor], roo
     if reducer.rank == root:
         content = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     return load(_broadcast_bytes(reducer, content, root))
+
+
+def gather_numbers(reducer: Reducer, own: float) -> torch.Tensor:
+    """Return a number of each rank, float64 (ranks,); a collective operation."""
+    numbers = torch.zeros(reducer.num_ranks, dtype=torch.float64)
+    numbers[reducer.rank] = own
+    return reducer.sum(numbers)
 
 
 def wait_for_all(reducer: Reducer) -> None:

@@ -12,14 +12,11 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from tasks.collectives.reducer import Reducer
+from tasks.collectives.reducer import SENT_TYPES, Reducer
 from tasks.config.distributed import GradientCompression
 from tasks.environment import Rendezvous
 from tasks.progress.activity import waiting_for_ranks
 from tasks.system.cores import gpu_obstacle
-
-SENT_TYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Data type in which gradients are sent, by the setting; None for their own."""
 
 
 class LauncherStore(distributed.Store):  # type: ignore[name-defined,misc]  # torch does not type it

@@ -2,7 +2,7 @@
 
 import hashlib
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 PACKAGES = ("torch", "horovod", "numpy")
@@ -23,12 +23,5 @@ def code_versions() -> dict[str, str]:
     return {
         "code": digest.hexdigest()[:12],
         "Python": ".".join(platform.python_version_tuple()[:2]),
-        **{package: _version(package) for package in PACKAGES},
+        **{package: next((found.version for found in distributions(name=package)), "none") for package in PACKAGES},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"

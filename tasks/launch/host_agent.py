@@ -24,11 +24,15 @@ from tasks.environment import ssh_address
 from tasks.launch.code_version import code_versions
 from tasks.launch.protocol import SILENT_SECONDS, Channel, Message
 from tasks.launch.rank_process import Message as RankMessage
-from tasks.launch.rank_process import RankProcess, start, terminate
+from tasks.launch.rank_process import RankOutput, RankProcess, start, terminate
 from tasks.progress.activity import Activity
+from tasks.system.signals import interrupt_on
 
 GRACE_SECONDS = 5.0
 """Seconds that ranks have after SIGTERM once the launcher is gone."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end the agent."""
 
 LAST_SECONDS = 1.0
 """Time limit for sending the reason of the end."""
@@ -111,7 +115,7 @@ class HostAgent:
             self._channel.send("activity", rank=rank, value=activity)
 
         own = self._environment | environment
-        rank = start(number, self._spec_path, own, self._messages, send_activity, self._locks)
+        rank = start(number, self._spec_path, own, RankOutput(self._messages, send_activity), self._locks)
         self._ranks[number] = rank
 
         def wait() -> None:
@@ -181,12 +185,7 @@ def run(channel: Channel, address: str | None) -> None:
         channel: Connection to the launcher.
         address: Address by which ssh reached this host; None without ssh.
     """
-
-    def end(number: int, _frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, end)
+    interrupt_on(*SIGNALS)
     with TemporaryDirectory(prefix="lakevision-agent-") as folder:
         agent = HostAgent(channel, Path(folder))
         reason = "its connection to the launcher ended"
@@ -204,7 +203,7 @@ def run(channel: Channel, address: str | None) -> None:
             reason = f"its agent failed: {type(error).__name__}: {error}"
             raise
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             # Before the ranks end, and may report an end of their own: the launcher learns its cause.
             last = threading.Thread(target=channel.send, args=("ending",), kwargs={"reason": reason}, daemon=True)

@@ -18,7 +18,7 @@ from tasks.errors import RankStalled, TimeLimitExceeded, loggable, restored_erro
 from tasks.launch.gpus import gpus_of_run
 from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
-from tasks.launch.rank_process import Message, RankProcess, first_failed, terminate
+from tasks.launch.rank_process import Message, RankOutput, RankProcess, first_failed, terminate
 from tasks.launch.rendezvous import place_ranks, rank_variables
 from tasks.launch.restarts import LOSSES, Deadline, RankFailed, RanksLost, Stopped, train_with_restarts
 from tasks.launch.watchdog import Watchdog
@@ -59,11 +59,11 @@ a busy machine. All processes of a cancelled run are to have ended after 15 s.
 """
 
 
-def launch_ranks(
-    spec: TrainingSpec,
-    on_event: Callable[[dict[str, Any]], None] | None = None,
-    stop: threading.Event | None = None,
-) -> RunRef:
+OnEvent = Callable[[dict[str, Any]], None]
+"""Called with each event of rank 0."""
+
+
+def launch_ranks(spec: TrainingSpec, on_event: OnEvent | None = None, stop: threading.Event | None = None) -> RunRef:
     """Train with the ranks of `spec`, and return the MLflow run of rank 0.
 
     If a rank fails, all ranks are terminated; after a loss they are started again (`train_with_restarts`). If this
@@ -99,23 +99,21 @@ def launch_ranks(
     lock = filelock.FileLock(lock_path)
     deadline = Deadline(spec.train.timeout_seconds)  # One for all waits, here and for GPUs, and for training.
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except filelock.Timeout:
         logger.info("another process is training the same run: waiting for its result")
-        _wait_for_lock(lock, spec.train.timeout_seconds, stop)
-    try:
-        with gpus_of_run(spec, deadline.seconds_left, lambda: _check_stop(stop)) as gpus:
-            return train_with_restarts(
-                spec, lambda attempt: _train(attempt, gpus, on_event, stop, deadline), deadline, stop
-            )
-    finally:
-        lock.release()
+        held = _wait_for_lock(lock, spec.train.timeout_seconds, stop)
+    with held, gpus_of_run(spec, deadline.seconds_left, lambda: _check_stop(stop)) as gpus:
+        attempt = functools.partial(_train, gpus=gpus, on_event=on_event, stop=stop, deadline=deadline)
+        return train_with_restarts(spec, attempt, deadline, stop)
 
 
-def _wait_for_lock(lock: filelock.BaseFileLock, timeout_seconds: int, stop: threading.Event | None) -> None:
+def _wait_for_lock(
+    lock: filelock.BaseFileLock, timeout_seconds: int, stop: threading.Event | None
+) -> filelock.AcquireReturnProxy:
     is_stopped = None if stop is None else stop.is_set
     try:
-        lock.acquire(timeout_seconds, POLL_SECONDS, cancel_check=is_stopped)
+        return lock.acquire(timeout_seconds, POLL_SECONDS, cancel_check=is_stopped)
     except filelock.Timeout:
         _check_stop(stop)
         raise TimeLimitExceeded(
@@ -132,11 +130,7 @@ def _check_stop(stop: threading.Event | None) -> None:
 
 
 def _train(
-    spec: TrainingSpec,
-    gpus: Gpus,
-    on_event: Callable[[dict[str, Any]], None] | None,
-    stop: threading.Event | None,
-    deadline: Deadline,
+    spec: TrainingSpec, gpus: Gpus, on_event: OnEvent | None, stop: threading.Event | None, deadline: Deadline
 ) -> RunRef:
     num_ranks = spec.num_ranks
     messages: queue.Queue[Message] = queue.Queue()
@@ -150,13 +144,12 @@ def _train(
         deadline.check()
         _check_stop(stop)
 
-    with open_places(spec, gpus, messages, watchdog.on_activity, check) as places:
+    with open_places(spec, gpus, RankOutput(messages, watchdog.on_activity), check) as places:
         try:
             for placement in place_ranks(places, num_ranks):
-                place = places[placement.place]
-                threads = spec.train.num_threads or max(1, place.cores // placement.place_size)
+                threads = spec.train.num_threads or max(1, placement.place.cores // placement.place_size)
                 variables = rank_variables(backend, placement, stall_seconds) | {"OMP_NUM_THREADS": str(threads)}
-                ranks.append(place.start(placement.rank, variables))
+                ranks.append(placement.place.start(placement.rank, variables))
             while not all(rank.has_ended() for rank in ranks) or not messages.empty():
                 check()
                 received = None
@@ -295,9 +288,7 @@ def _load_tracking() -> None:
     threading.Thread(target=import_module, args=("tasks.tracking.runs",), name="load-tracking", daemon=True).start()
 
 
-def _handle_event(
-    rank: RankProcess, event: dict[str, Any], on_event: Callable[[dict[str, Any]], None] | None
-) -> str | None:
+def _handle_event(rank: RankProcess, event: dict[str, Any], on_event: OnEvent | None) -> str | None:
     """Handle an event of a rank; return the id of the MLflow run, if it is in the event."""
     if "failed" in event:
         rank.failure = restored_error(event["failed"])

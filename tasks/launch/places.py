@@ -3,7 +3,6 @@
 import ipaddress
 import logging
 import os
-import queue
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from tasks.environment import portable_environment, rank_environment
 from tasks.errors import WrongInput, join_names
 from tasks.launch import rank_process
 from tasks.launch.code_version import code_versions
-from tasks.launch.rank_process import OnActivity, RankProcess
+from tasks.launch.rank_process import RankOutput, RankProcess
 from tasks.launch.remote import Agent
 from tasks.launch.rendezvous import place_ranks
 from tasks.launch.shared_folders import check_shared
@@ -38,19 +37,12 @@ class ThisMachine:
     is_quiet = False
 
     def __init__(
-        self,
-        spec: TrainingSpec,
-        spec_path: Path,
-        gpus: Gpus,
-        messages: "queue.Queue[rank_process.Message]",
-        on_activity: OnActivity,
-        store: StoreAddress | None,
+        self, spec: TrainingSpec, spec_path: Path, gpus: Gpus, output: RankOutput, store: StoreAddress | None
     ) -> None:
         self.slots, self.store = spec.num_ranks, store
         self.cores = max(1, num_cores() // spec.num_slots)
         self._spec_path = spec_path
-        self._messages = messages
-        self._on_activity = on_activity
+        self._output = output
         self._environment = rank_environment(spec.train.environment) | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             **gpus.environment,
@@ -59,26 +51,19 @@ class ThisMachine:
 
     def start(self, number: int, environment: dict[str, str]) -> RankProcess:
         """Start a rank."""
-        return rank_process.start(
-            number, self._spec_path, self._environment | environment, self._messages, self._on_activity, self._locks
-        )
+        return rank_process.start(number, self._spec_path, self._environment | environment, self._output, self._locks)
 
 
 @contextmanager
 def open_places(
-    spec: TrainingSpec,
-    gpus: Gpus,
-    messages: "queue.Queue[rank_process.Message]",
-    on_activity: OnActivity,
-    check: Callable[[], None],
+    spec: TrainingSpec, gpus: Gpus, output: RankOutput, check: Callable[[], None]
 ) -> Iterator[Sequence[ThisMachine | Agent]]:
     """Yield the places of the ranks; connections to other hosts, and what runs there, end with the block.
 
     Args:
         spec: The training run.
         gpus: GPUs of ranks on this machine.
-        messages: Queue for the output and events of its ranks.
-        on_activity: Called with the activities of its ranks.
+        output: Gets the output, events and activities of the ranks.
         check: Called during a wait for executors of Spark, or for GPUs; an exception in it ends the wait.
 
     Raises:
@@ -94,7 +79,7 @@ def open_places(
             path = Path(stack.enter_context(TemporaryDirectory()), "spec.json")
             path.write_text(spec.model_dump_json())
             address = stack.enter_context(key_value_store()).address if spec.num_ranks > 1 else None
-            yield [ThisMachine(spec, path, gpus, messages, on_activity, address)]
+            yield [ThisMachine(spec, path, gpus, output, address)]
         return
     over_ssh = spec.distributed.launcher == "hosts"
     # Spark has sent the environment to its tasks: unlike ssh, their connections to this process are not encrypted.
@@ -102,13 +87,13 @@ def open_places(
     with ExitStack() as stack:
         if over_ssh:
             store = stack.enter_context(key_value_store())
-            agents = stack.enter_context(ssh_agents(spec, store.address, messages, on_activity))
+            agents = stack.enter_context(ssh_agents(spec, store.address, output))
             # Before ssh ends: it would wait for the requests of ranks that wait for a value.
             stack.callback(store.end_waits)
         else:
             from tasks.launch.spark_agents import spark_agents  # Here: other training runs load no pyspark.
 
-            agents = stack.enter_context(spark_agents(spec, messages, on_activity, check))
+            agents = stack.enter_context(spark_agents(spec, output, check))
         _check_versions(agents)
         for agent in agents:
             agent.prepare(spec.model_dump_json(), environment, names, spec.distributed.interface)
@@ -174,14 +159,14 @@ def _take_gpus(spec: TrainingSpec, agents: Sequence[Agent], check: Callable[[], 
     sizes = {one.place: one.place_size for one in place_ranks(agents, spec.num_ranks)}
     is_logged = False
     while True:
-        for index, num_ranks in sizes.items():
-            if not agents[index].ask("take_gpus", device=device, backend=backend, num_ranks=num_ranks)["are_taken"]:
-                missing = agents[index].host
+        for agent, num_ranks in sizes.items():
+            if not agent.ask("take_gpus", device=device, backend=backend, num_ranks=num_ranks)["are_taken"]:
+                missing = agent.host
                 break
         else:
             return
-        for index in sizes:
-            agents[index].ask("release_gpus")
+        for agent in sizes:
+            agent.ask("release_gpus")
         if not is_logged:
             is_logged = True
             logger.info(

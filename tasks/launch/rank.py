@@ -27,6 +27,9 @@ from tasks.train.progress import ReportedEpoch
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 
+WARN_ONLY = ("alembic", "matplotlib", "mlflow", "mlflow.system_metrics", "git", "urllib3", "botocore", "aiobotocore")
+"""Loggers of packages that log only warnings."""
+
 
 def log_level(rank: int, distributed: DistributedConfig | None) -> int:
     """Return the log level of a rank."""
@@ -88,16 +91,7 @@ def main(spec_path: str, emit: Emit) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     for handler in logging.getLogger().handlers:
         handler.addFilter(SingleLineFilter())  # the launcher reads the output line by line
-    for name in (
-        "alembic",
-        "matplotlib",
-        "mlflow",
-        "mlflow.system_metrics",
-        "git",
-        "urllib3",
-        "botocore",
-        "aiobotocore",
-    ):
+    for name in WARN_ONLY:
         logging.getLogger(name).setLevel(logging.WARNING)
     # No warning about a missing git: the commit is known from another source then.
     logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.launch.protocol import ACTIVITY, EXIT_ENDED, Channel
 from tasks.progress.activity import Activity
@@ -45,9 +45,6 @@ It is retried as any lost rank is, from its checkpoint: another process may have
 KERNEL_COUNTERS = Path("/proc/vmstat")
 """Counters of this machine's kernel, one per line; Linux alone has it."""
 
-OnActivity = Callable[[int, Activity], None]
-"""Called with the number of a rank and its activity."""
-
 
 class RemoteProcess:
     """A process that an agent started; its methods are those of `subprocess.Popen`."""
@@ -55,22 +52,20 @@ class RemoteProcess:
     stdin = None
 
     def __init__(self, number: int, channel: Channel) -> None:
-        self.returncode: Any = None  # as typeshed has it for Popen
+        self.returncode: int | Any = None  # as typeshed has it for Popen
         self._number = number
         self._channel = channel
         self._has_ended = threading.Event()
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the process runs."""
-        found: int | None = self.returncode
-        return found
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status once the process has ended, or its host is lost."""
         if not self._has_ended.wait(timeout):
             raise subprocess.TimeoutExpired(f"rank {self._number}", timeout or 0.0)
-        status: int = self.returncode
-        return status
+        return self.returncode
 
     def send_signal(self, sig: int) -> None:
         """Send a signal to the process, if it runs."""
@@ -124,6 +119,14 @@ Message = tuple[RankProcess, str | dict[str, Any] | None]
 """A rank with a line of its output, an event, or None at the end of one of the two."""
 
 
+class RankOutput(NamedTuple):
+    """Receiver of what ranks send."""
+
+    messages: "queue.Queue[Message]"
+    on_activity: Callable[[int, Activity], None]
+    """Called with the number of a rank and its activity."""
+
+
 def memory_kills() -> int:
     """Return how many processes the kernel of this machine has killed for lack of memory; 0 where it does not tell.
 
@@ -138,14 +141,9 @@ def memory_kills() -> int:
 
 
 def start(
-    number: int,
-    spec_path: Path,
-    environment: dict[str, str],
-    messages: "queue.Queue[Message]",
-    on_activity: OnActivity,
-    locks: Sequence[int] = (),
+    number: int, spec_path: Path, environment: dict[str, str], output: RankOutput, locks: Sequence[int] = ()
 ) -> RankProcess:
-    """Start a rank, and threads that read its output and events into `messages`, its activity into `on_activity`.
+    """Start a rank, and threads that read its output, events and activity into `output`.
 
     If the rank is killed, and the kernel has killed a process for lack of memory meanwhile, the last line says so. The
     rank inherits the file descriptors `locks`.
@@ -176,13 +174,13 @@ def start(
 
     def read_output() -> None:
         assert process.stdout is not None
-        with process.stdout as output:
-            for line in output:
-                messages.put((rank, line.rstrip("\n")))
+        with process.stdout as lines:
+            for line in lines:
+                output.messages.put((rank, line.rstrip("\n")))
         with suppress(subprocess.TimeoutExpired):
             if process.wait(timeout=DRAIN_SECONDS) == -signal.SIGKILL and memory_kills() > kills_before:
-                messages.put((rank, OUT_OF_MEMORY))
-        messages.put((rank, None))
+                output.messages.put((rank, OUT_OF_MEMORY))
+        output.messages.put((rank, None))
 
     def read_events() -> None:
         with os.fdopen(events) as lines:
@@ -191,10 +189,10 @@ def start(
                     break  # The rank was killed while it wrote this line.
                 event = json.loads(line)
                 if ACTIVITY in event:
-                    on_activity(number, Activity(*event[ACTIVITY]))
+                    output.on_activity(number, Activity(*event[ACTIVITY]))
                 else:
-                    messages.put((rank, event))
-        messages.put((rank, None))
+                    output.messages.put((rank, event))
+        output.messages.put((rank, None))
 
     for read in (read_output, read_events):
         threading.Thread(target=read, name=f"rank-{number}-{read.__name__}", daemon=True).start()

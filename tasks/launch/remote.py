@@ -10,9 +10,8 @@ from typing import Any
 
 from tasks.collectives.key_value_store import StoreAddress
 from tasks.errors import HostLost, WrongInput
-from tasks.launch import rank_process
 from tasks.launch.protocol import BEAT_SECONDS, SILENT_SECONDS, STRAY, Channel, Message
-from tasks.launch.rank_process import OnActivity, RankProcess, RemoteProcess
+from tasks.launch.rank_process import RankOutput, RankProcess, RemoteProcess
 from tasks.progress.activity import Activity
 
 logger = logging.getLogger("lakevision.ranks")
@@ -42,8 +41,7 @@ class Agent:
         host: str,
         slots: int,
         channel: Channel,
-        messages: "queue.Queue[rank_process.Message]",
-        on_activity: OnActivity,
+        output: RankOutput,
         reason: Callable[[], str],
         machine: str = "",
         address: str = "",
@@ -55,8 +53,7 @@ class Agent:
             host: Name of the host.
             slots: Maximum number of ranks.
             channel: Connection to the agent.
-            messages: Queue for the output and events of its ranks.
-            on_activity: Called with the activities of its ranks.
+            output: Gets the output, events and activities of its ranks.
             reason: Returns the reason why the connection ended, for a sentence; called once it has.
             machine: Name of the machine, where that is another.
             address: Address by which this machine reaches the host; by default, the agent tells it.
@@ -67,8 +64,7 @@ class Agent:
         self.store: StoreAddress | None = None
         self.versions: dict[str, str] = {}
         self._channel = channel
-        self._messages = messages
-        self._on_activity = on_activity
+        self._output = output
         self._reason = reason
         self._ranks: dict[int, RankProcess] = {}
         self._ids = itertools.count()
@@ -197,7 +193,7 @@ class Agent:
             assert isinstance(rank.process, RemoteProcess), "an agent starts these"
             rank.process.end(-signal.SIGKILL)
             for _ in range(rank.open_pipes):
-                self._messages.put((rank, None))
+                self._output.messages.put((rank, None))
 
     def _mark_lost(self, reason: Callable[[], str]) -> None:
         """Give the running ranks the loss of their host as the cause of their end, unless it was asked for."""
@@ -227,9 +223,9 @@ class Agent:
         elif rank is None:
             return
         elif kind == "activity":
-            self._on_activity(rank.number, Activity(*message["value"]))
+            self._output.on_activity(rank.number, Activity(*message["value"]))
         elif kind == "output":
-            self._messages.put((rank, message["value"]))
+            self._output.messages.put((rank, message["value"]))
         elif kind == "status":
             assert isinstance(rank.process, RemoteProcess), "an agent starts these"
             rank.process.end(message["value"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from tasks.collectives.key_value_store import StoreAddress
 from tasks.config.distributed import Backend
@@ -26,8 +26,11 @@ class Place(Protocol):
     """The launcher's store as its ranks reach it; None for a single process."""
 
 
+P = TypeVar("P", bound=Place)
+
+
 @dataclass(frozen=True)
-class Placement:
+class Placement(Generic[P]):
     """The place of one rank."""
 
     rank: int
@@ -39,16 +42,12 @@ class Placement:
     cross_rank: int
     """Number among the ranks with the same `local_rank`, one per host."""
     cross_size: int
-    host: str
-    interface: str
-    store: StoreAddress | None
-    place: int
-    """Index of the place among the given ones."""
+    place: P
     place_size: int
     """Number of ranks at the same place, which share its cores."""
 
 
-def place_ranks(places: Sequence[Place], num_ranks: int) -> list[Placement]:
+def place_ranks(places: Sequence[P], num_ranks: int) -> list[Placement[P]]:
     """Place ranks host by host, until all are placed; places on one host must be neighbours."""
     indices = [index for index, place in enumerate(places) for _ in range(place.slots)][:num_ranks]
     assert len(indices) == num_ranks, "the settings have a slot for every rank"
@@ -64,22 +63,11 @@ def place_ranks(places: Sequence[Place], num_ranks: int) -> list[Placement]:
             local_size=hosts.count(host),
             cross_rank=peers[local_ranks[rank]].index(host),
             cross_size=len(peers[local_ranks[rank]]),
-            host=host,
-            interface=places[index].interface,
-            store=places[index].store,
-            place=index,
+            place=places[index],
             place_size=indices.count(index),
         )
         for rank, (index, host) in enumerate(zip(indices, hosts, strict=True))
     ]
-
-
-def gloo_timeout(stall_seconds: float) -> int:
-    """Return the seconds after which a collective operation fails.
-
-    After the watchdog, which names the rank that is missing: Gloo only knows that one is.
-    """
-    return int(max(stall_seconds, START_SECONDS) + GLOO_MARGIN_SECONDS)
 
 
 def collective_timeout(stall_seconds: float) -> int:
@@ -91,7 +79,7 @@ def collective_timeout(stall_seconds: float) -> int:
     return int(max(stall_seconds, WORK_SECONDS) + GLOO_MARGIN_SECONDS)
 
 
-def rank_variables(backend: Backend, placement: Placement, stall_seconds: float) -> dict[str, str]:
+def rank_variables(backend: Backend, placement: Placement[Any], stall_seconds: float) -> dict[str, str]:
     """Return the environment variables of a rank; a single process without a store needs none of the backend's.
 
     Args:
@@ -100,16 +88,17 @@ def rank_variables(backend: Backend, placement: Placement, stall_seconds: float)
         stall_seconds: Limit of the watchdog, `distributed.stall_timeout_seconds`.
     """
     local = local_rank_environment(placement.local_rank, placement.local_size)
-    if placement.store is None:
+    place: Place = placement.place
+    if place.store is None:
         return local
     if backend == "horovod":
-        return local | _of_horovod(placement, placement.store, stall_seconds)
+        return local | _of_horovod(placement, place.store, stall_seconds)
     numbers = placement.rank, placement.size, placement.local_rank, placement.local_size
-    interfaces = {"GLOO_SOCKET_IFNAME": placement.interface, "NCCL_SOCKET_IFNAME": placement.interface}
-    return local | Rendezvous(*numbers, *placement.store).environment() | interfaces
+    interfaces = {"GLOO_SOCKET_IFNAME": place.interface, "NCCL_SOCKET_IFNAME": place.interface}
+    return local | Rendezvous(*numbers, *place.store).environment() | interfaces
 
 
-def _of_horovod(placement: Placement, store: StoreAddress, stall_seconds: float) -> dict[str, str]:
+def _of_horovod(placement: Placement[Any], store: StoreAddress, stall_seconds: float) -> dict[str, str]:
     """Return Horovod's variables.
 
     After `stall_seconds`, Horovod warns of ranks that others wait for. It does not end them: unlike the watchdog, it
@@ -119,17 +108,19 @@ def _of_horovod(placement: Placement, store: StoreAddress, stall_seconds: float)
     line, which `ps` shows.
     """
     host, port, secret = store
+    # After the watchdog, which names the rank that is missing: Gloo only knows that one is.
+    gloo_seconds = int(max(stall_seconds, START_SECONDS) + GLOO_MARGIN_SECONDS)
     return {
         # Horovod joins address, port and key to a URL: what follows the port in the address becomes part of its path.
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{host}:{port}/{secret}",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": placement.interface,
-        "NCCL_SOCKET_IFNAME": placement.interface,
+        "HOROVOD_GLOO_IFACE": placement.place.interface,
+        "NCCL_SOCKET_IFNAME": placement.place.interface,
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(int(stall_seconds)),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(gloo_timeout(stall_seconds)),
-        "HOROVOD_HOSTNAME": placement.host,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(gloo_seconds),
+        "HOROVOD_HOSTNAME": placement.place.host,
         "HOROVOD_RANK": str(placement.rank),
         "HOROVOD_SIZE": str(placement.size),
         "HOROVOD_LOCAL_RANK": str(placement.local_rank),

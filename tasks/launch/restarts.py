@@ -142,12 +142,6 @@ def _log_restart(spec: TrainingSpec, loss: Exception, restart: int, max_restarts
     else:
         position = newest_position(spec.storage.checkpoints / spec.key)
         start = "the start" if position is None else "the checkpoint at epoch {}, image {}".format(*position)
-    logger.warning(
-        "%s: restarting %d rank%s from %s (restart %d of %d)",
-        str(loss).partition("\n")[0].partition(";")[0],
-        spec.num_ranks,
-        "s" if spec.num_ranks > 1 else "",
-        start,
-        restart,
-        max_restarts,
-    )
+    cause, ranks = str(loss).partition("\n")[0].partition(";")[0], "ranks" if spec.num_ranks > 1 else "rank"
+    count = f"(restart {restart} of {max_restarts})"
+    logger.warning("%s: restarting %d %s from %s %s", cause, spec.num_ranks, ranks, start, count)

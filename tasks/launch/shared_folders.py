@@ -34,8 +34,7 @@ def shared_folders(storage: Storage, cache_url: str) -> dict[str, str]:
         "storage.artifacts": None if storage.server_keeps_artifacts else storage.artifacts,
         "storage.tracking": database,
     }
-    found = {setting: local_path(url) for setting, url in named.items() if url is not None}
-    return {setting: str(path) for setting, path in found.items() if path is not None}
+    return {setting: str(path) for setting, url in named.items() if url is not None and (path := local_path(url))}
 
 
 def check_shared(spec: TrainingSpec, agents: Sequence[Agent]) -> None:
@@ -121,8 +120,7 @@ def _check_folder(setting: str, folder: str, agents: Sequence[Agent]) -> None:
             if time.monotonic() > deadline:
                 host, missing = unseen
                 raise WrongInput(
-                    f"{what}: {host} does not see what {writers[missing]} writes there; {way_out}",
-                    setting=setting,
+                    f"{what}: {host} does not see what {writers[missing]} writes there; {way_out}", setting=setting
                 )
             time.sleep(0.2)
 

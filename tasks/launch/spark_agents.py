@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import queue
 import re
 import secrets
 import socket
@@ -18,9 +17,8 @@ from pyspark.sql import SparkSession
 from tasks.collectives.key_value_store import key_value_store
 from tasks.environment import portable_environment
 from tasks.errors import HostLost, WrongInput
-from tasks.launch import rank_process
 from tasks.launch.protocol import Channel
-from tasks.launch.rank_process import OnActivity
+from tasks.launch.rank_process import RankOutput
 from tasks.launch.remote import Agent
 from tasks.launch.spark_task import AgentConfig, Greeting, accept_task, run_agent
 from tasks.spark.cluster import is_local, num_task_slots
@@ -74,11 +72,22 @@ class _Connections:
     Spark ends a barrier stage whose results are collected with its first task that fails, and does not start it again.
     """
 
-    def __init__(self, make_agent: Callable[[Greeting, Channel], Agent]) -> None:
+    def __init__(self, secret: bytes, make_agent: Callable[[Greeting, Channel], Agent]) -> None:
+        self._secret = secret
         self._make_agent = make_agent
         self._connected: dict[int, tuple[socket.socket, Agent]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
+
+    def introduce(self, connection: socket.socket, address: str) -> None:
+        """Take over the connection of a task's agent; one without the secret is closed."""
+        try:
+            greeting = accept_task(connection, self._secret)
+        except (OSError, EOFError, AuthenticationError) as error:
+            logger.warning("a connection from %s was refused: %s", address, error)
+            connection.close()
+            return
+        self.add(greeting, connection)
 
     def add(self, greeting: Greeting, connection: socket.socket) -> None:
         """Take over the connection of a task's agent."""
@@ -109,12 +118,7 @@ class _Connections:
 
 
 @contextmanager
-def spark_agents(
-    spec: TrainingSpec,
-    messages: "queue.Queue[rank_process.Message]",
-    on_activity: OnActivity,
-    check: Callable[[], None],
-) -> Iterator[list[Agent]]:
+def spark_agents(spec: TrainingSpec, output: RankOutput, check: Callable[[], None]) -> Iterator[list[Agent]]:
     """Start an agent per rank on the executors, and yield them, host by host; end them with the block.
 
     Raises:
@@ -144,23 +148,20 @@ def spark_agents(
         conf, secret = session.sparkContext.getConf(), secrets.token_bytes(32)
         reached = str(conf.get("spark.driver.host"))
         bound = str(conf.get("spark.driver.bindAddress") or reached)
-        with (
-            key_value_store(bound) as store,
-            socket.create_server((bound, 0), backlog=spec.num_ranks + 16) as server,
-        ):
+        with key_value_store(bound) as store, socket.create_server((bound, 0), backlog=spec.num_ranks + 16) as server:
 
             def make_agent(greeting: Greeting, channel: Channel) -> Agent:
                 place = greeting.machine, greeting.address, greeting.cores
-                agent = Agent(greeting.host, 1, channel, messages, on_activity, _reason, *place)
+                agent = Agent(greeting.host, 1, channel, output, _reason, *place)
                 agent.store = store.address._replace(host=reached)
                 return agent
 
             environment = portable_environment(spec.train.environment)
             config = AgentConfig(reached, server.getsockname()[1], secret, environment)
-            stage, connections = _Stage(session, config, spec.num_ranks), _Connections(make_agent)
+            stage, connections = _Stage(session, config, spec.num_ranks), _Connections(secret, make_agent)
             finished = False
             try:
-                agents = _accept(server, secret, connections, stage, spec.num_ranks, check)
+                agents = _accept(server, connections, stage, spec.num_ranks, check)
                 for agent in agents:
                     agent.wait_until_ready(CONNECT_SECONDS)
                 yield sorted(agents, key=lambda agent: agent.host)
@@ -175,18 +176,12 @@ def _reason() -> str:
 
 
 def _accept(
-    server: socket.socket,
-    secret: bytes,
-    connections: _Connections,
-    stage: _Stage,
-    num_ranks: int,
-    check: Callable[[], None],
+    server: socket.socket, connections: _Connections, stage: _Stage, num_ranks: int, check: Callable[[], None]
 ) -> list[Agent]:
     """Accept the connections of all agents, and return them; others, without the secret, are closed.
 
     Args:
         server: The listening socket.
-        secret: Secret of the training run.
         connections: Takes over their connections.
         stage: The stage that starts them.
         num_ranks: Number of agents.
@@ -197,16 +192,6 @@ def _accept(
         Exception: The stage failed for another reason.
     """
     deadline = time.monotonic() + CONNECT_SECONDS
-
-    def introduce(connection: socket.socket, address: str) -> None:
-        try:
-            greeting = accept_task(connection, secret)
-        except (OSError, EOFError, AuthenticationError) as error:
-            logger.warning("a connection from %s was refused: %s", address, error)
-            connection.close()
-            return
-        connections.add(greeting, connection)
-
     server.settimeout(0.5)
     while len(agents := connections.agents()) < num_ranks:
         check()
@@ -223,5 +208,5 @@ def _accept(
             )
         with suppress(TimeoutError):
             connection, address = server.accept()
-            threading.Thread(target=introduce, args=(connection, address[0]), daemon=True).start()
+            threading.Thread(target=connections.introduce, args=(connection, address[0]), daemon=True).start()
     return agents

@@ -71,10 +71,8 @@ def greet_launcher(connection: socket.socket, secret: bytes, greeting: Greeting)
         AuthenticationError: The other end does not have the secret.
         OSError, EOFError: It does not answer in time, or the connection ended.
     """
-    with _authenticating(connection) as messages:
-        _authenticate(messages, secret, TASK, LAUNCHER)
+    with _authenticated(connection, secret, TASK, LAUNCHER) as messages:
         messages.send_bytes(json.dumps(greeting).encode())
-    _limit_reads(connection, 0)
 
 
 def accept_task(connection: socket.socket, secret: bytes) -> Greeting:
@@ -84,29 +82,28 @@ def accept_task(connection: socket.socket, secret: bytes) -> Greeting:
         AuthenticationError: The other end does not have the secret.
         OSError, EOFError: It does not answer in time, or the connection ended.
     """
-    with _authenticating(connection) as messages:
-        _authenticate(messages, secret, LAUNCHER, TASK)
-        greeting = Greeting(*json.loads(messages.recv_bytes(MAX_GREETING)))
-    _limit_reads(connection, 0)
-    return greeting
+    with _authenticated(connection, secret, LAUNCHER, TASK) as messages:
+        return Greeting(*json.loads(messages.recv_bytes(MAX_GREETING)))
 
 
-def _authenticate(messages: Connection, secret: bytes, own: bytes, other: bytes) -> None:
+@contextmanager
+def _authenticated(connection: socket.socket, secret: bytes, own: bytes, other: bytes) -> Iterator[Connection]:
     """Prove to the other end that this one has the secret, and check its proof; each proof names the end that gives it.
+
+    Yields the messages of the connection. Reads have a time limit until the end of the block.
 
     `multiprocessing` has its own challenges, with MD5, which Python lacks on machines in FIPS mode.
     """
-    nonce = os.urandom(NONCE_BYTES)
-    messages.send_bytes(nonce)
-    messages.send_bytes(hmac.digest(secret, own + messages.recv_bytes(NONCE_BYTES), "sha256"))
-    if not hmac.compare_digest(messages.recv_bytes(DIGEST_BYTES), hmac.digest(secret, other + nonce, "sha256")):
-        raise AuthenticationError("the other end does not have the secret")
-
-
-def _authenticating(connection: socket.socket) -> Connection:
     connection.settimeout(None)  # `Connection` reads a blocking descriptor.
     _limit_reads(connection, TIMEOUT_SECONDS)
-    return Connection(os.dup(connection.fileno()))
+    with Connection(os.dup(connection.fileno())) as messages:
+        nonce = os.urandom(NONCE_BYTES)
+        messages.send_bytes(nonce)
+        messages.send_bytes(hmac.digest(secret, own + messages.recv_bytes(NONCE_BYTES), "sha256"))
+        if not hmac.compare_digest(messages.recv_bytes(DIGEST_BYTES), hmac.digest(secret, other + nonce, "sha256")):
+            raise AuthenticationError("the other end does not have the secret")
+        yield messages
+    _limit_reads(connection, 0)
 
 
 def _limit_reads(connection: socket.socket, seconds: int) -> None:

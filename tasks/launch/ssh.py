@@ -15,10 +15,9 @@ from contextlib import contextmanager, suppress
 from tasks.collectives.key_value_store import StoreAddress
 from tasks.config.distributed import DistributedConfig, parse_hosts
 from tasks.errors import HostLost, WrongInput
-from tasks.launch import rank_process
 from tasks.launch.code_version import code_folder
 from tasks.launch.protocol import SILENT_SECONDS, Channel
-from tasks.launch.rank_process import OnActivity
+from tasks.launch.rank_process import RankOutput
 from tasks.launch.remote import Agent
 from tasks.text.markup import printable
 from tasks.train.spec import TrainingSpec
@@ -215,16 +214,13 @@ def ssh_command(host: str, settings: DistributedConfig, port: int) -> list[str]:
 
 
 @contextmanager
-def ssh_agents(
-    spec: TrainingSpec, store: StoreAddress, messages: "queue.Queue[rank_process.Message]", on_activity: OnActivity
-) -> Iterator[list[Agent]]:
+def ssh_agents(spec: TrainingSpec, store: StoreAddress, output: RankOutput) -> Iterator[list[Agent]]:
     """Start an agent on each host that is not lost, all at once, and yield them; end them with the block.
 
     Args:
         spec: The training run.
         store: The launcher's store.
-        messages: Queue for the output and events of its ranks.
-        on_activity: Called with the activities of its ranks.
+        output: Gets the output, events and activities of the ranks.
 
     Raises:
         WrongInput: A host is unknown, refuses the key, forwards no port, or has no such interpreter.
@@ -244,7 +240,7 @@ def ssh_agents(
                     setting="distributed.launcher",
                     way_out="install openssh-client",
                 ) from None
-            started.append((process, Agent(host, slots, process.channel, messages, on_activity, process.reason)))
+            started.append((process, Agent(host, slots, process.channel, output, process.reason)))
         deadline = time.monotonic() + CONNECT_SECONDS
         for process, agent in started:
             try:

@@ -114,10 +114,9 @@ class Watchdog:
         return [rank for rank in ranks if progress(rank) == least]
 
     def _stall(self, ranks: list[int], now: float, what: str, where: str) -> Stall:
-        told = [self._told(rank, now, what, where) for rank in ranks]
+        told = []
+        for rank in ranks:
+            watched = self._ranks[rank]
+            seconds = now - (watched.heard_at if where == "since" else watched.progressed_at)
+            told.append(f"rank {rank} {what} for {seconds:.0f} s, {where} {watched.activity.place}")
         return Stall(tuple(ranks), join_names(told[:3], len(told)))
-
-    def _told(self, rank: int, now: float, what: str, where: str) -> str:
-        watched = self._ranks[rank]
-        seconds = now - (watched.heard_at if where == "since" else watched.progressed_at)
-        return f"rank {rank} {what} for {seconds:.0f} s, {where} {watched.activity.place}"

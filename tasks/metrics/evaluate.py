@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from tasks.cache.loader import Batch, CacheLoader
-from tasks.collectives.reducer import Reducer
+from tasks.collectives.reducer import Reducer, gather_numbers
 from tasks.metrics.calibration import Calibration, CalibrationSums
 from tasks.metrics.mistakes import Mistake, WorstMistakes
 from tasks.progress.activity import stepping
@@ -164,11 +164,8 @@ def evaluate_in_detail(
             before_BK = torch.softmax(logits_BK.double() * temperature, dim=1)
             uncalibrated.add(before_BK.gather(1, predicted_B[:, None])[:, 0], predicted_B == labels_B)
             mistakes.add(torch.from_numpy(batch.rows_B).to(device), labels_B, predicted_B, log_probabilities_BK)
-    plain = sums.reduce(reducer)
     return DetailedEvaluation(
-        plain.loss,
-        plain.confusion_KK,
-        plain.top5_accuracy,
+        **vars(sums.reduce(reducer)),
         calibration=calibration.reduce(reducer),
         uncalibrated=uncalibrated.reduce(reducer),
         mistakes=mistakes.reduce(reducer),
@@ -222,11 +219,9 @@ def compare_precisions(
             if sums[0] >= most:
                 break
     num_images, difference, changed_labels = reducer.sum(sums).tolist()
-    largest_of_ranks = torch.zeros(reducer.num_ranks, dtype=torch.float64)
-    largest_of_ranks[reducer.rank] = largest
     return PrecisionDifference(
         images=int(num_images),
         mean=difference / max(num_images, 1),
-        largest=float(reducer.sum(largest_of_ranks).max()),
+        largest=float(gather_numbers(reducer, largest).max()),
         changed_labels=int(changed_labels),
     )

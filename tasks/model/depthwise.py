@@ -29,17 +29,11 @@ class _Depthwise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, given: tuple[Any, ...]
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.geometry = _Geometry(stride, padding, dilation)
-        return functional.conv2d(inputs, weight, bias, stride, padding, dilation, groups=len(weight))
+        ctx.geometry = geometry = _Geometry(*given)
+        return functional.conv2d(inputs, weight, bias, *geometry, groups=len(weight))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -51,7 +45,7 @@ class _Depthwise(torch.autograd.Function):
             grad_weight = _gradient_of_weight(gradient, inputs, weight, ctx.geometry)
         if ctx.needs_input_grad[2]:
             grad_bias = gradient.sum((0, 2, 3), dtype=torch.float32).to(gradient.dtype)
-        return grad_inputs, grad_weight, grad_bias, None, None, None
+        return grad_inputs, grad_weight, grad_bias, None
 
 
 def _gradient_of_inputs(
@@ -88,11 +82,7 @@ def _gradient_of_weight(
 
 
 def _backward(
-    gradient: torch.Tensor,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: _Geometry,
-    wanted: tuple[bool, bool],
+    gradient: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, geometry: _Geometry, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return torch's gradients of the inputs and of the weights, computed where `wanted` is true."""
     grad_inputs, grad_weight, _grad_bias = torch.ops.aten.convolution_backward(
@@ -120,7 +110,7 @@ def _conv_forward(
             inputs.to(dtype),
             weight.to(dtype),
             None if bias is None else bias.to(dtype),
-            *(self.stride, self.padding, self.dilation),
+            (self.stride, self.padding, self.dilation),
         )
     return outputs
 

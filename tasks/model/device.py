@@ -3,11 +3,13 @@
 import logging
 import platform
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import assert_never
 
 import torch
 from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tasks.config.train import TrainConfig
 from tasks.environment import cxx_compiler
@@ -93,15 +95,12 @@ def make_deterministic(device: torch.device) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of its class
 
 
-def make_optimizer(train: TrainConfig, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": partial(SGD, momentum=0.9)}
+"""Optimizers, by the setting `train.optimizer`."""
+
+
+def make_optimizer(train: TrainConfig, model: nn.Module, rate: float) -> Optimizer:
     """Return the optimizer of the parameters that are not frozen, with its initial learning rate."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decay = train.weight_decay
     # Fused: one pass over each parameter instead of one per term of the formula.
-    if train.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
-    if train.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=0.9, fused=True)
-    assert_never(train.optimizer)
+    return OPTIMIZERS[train.optimizer](parameters, lr=rate, weight_decay=train.weight_decay, fused=True)

@@ -2,8 +2,8 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tasks.errors import WrongInput
-from tasks.model.training_network import at_least_two
+from tasks.model.training_network import at_least_two, copy_of_buffers, load_buffers
 from tasks.model_package.serving import computes_bf16
 from tasks.system.cores import free_memory
 
@@ -140,11 +140,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its 
         self._known = {value.untyped_storage().data_ptr() for value in existing}
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        _types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], _types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation and count the tensors that it returns."""
         returned = func(*args, **(kwargs or {}))
@@ -167,8 +163,14 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its 
         self._current -= size
 
 
-def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.named_buffers()}
+@contextmanager
+def _trial(model: nn.Module) -> Iterator[None]:
+    """Let a model train within the block, and drop its gradients and the changes of its buffers after it."""
+    before = copy_of_buffers(model)
+    model.train()
+    yield
+    model.zero_grad(set_to_none=True)
+    load_buffers(model, before)
 
 
 def forward_bytes(model: nn.Module, example: torch.Tensor, num_images: int) -> int:
@@ -183,44 +185,24 @@ def forward_bytes(model: nn.Module, example: torch.Tensor, num_images: int) -> i
         example: As in `largest_batch`.
         num_images: Number of images of the pass.
     """
-    before, live = _buffers(model), _LiveBytes(model.state_dict().values())
-    model.train()
-    with live:  # Within a mode torch runs compiled modules uncompiled.
+    live = _LiveBytes(model.state_dict().values())
+    with _trial(model), live:  # Within a mode torch runs compiled modules uncompiled.
         _loss(model, example, num_images, torch.device("cpu"))
-    _restore(model, before)
     return live.peak
 
 
 def _fits_gpu(model: nn.Module, example: torch.Tensor, bound: int, device: torch.device, copies: int) -> int:
     """Return the largest power of two up to `bound` as batch size with which a full step succeeds."""
-    before = _buffers(model)
-    model.train()
-    fits = 1
-    with suppress(torch.OutOfMemoryError):  # The last size that succeeded is the result.
-        for size in _sizes_that_fit(model, example, bound, device, copies):
-            fits = size
-    _restore(model, before)
-    torch.cuda.empty_cache()
-    return fits
-
-
-def _sizes_that_fit(
-    model: nn.Module, example: torch.Tensor, bound: int, device: torch.device, copies: int
-) -> Iterator[int]:
     trained = sum(value.nbytes for value in model.parameters() if value.requires_grad)
     spare = int(GPU_SPARE_SHARE * torch.cuda.mem_get_info(device)[1])
-    # Held during the trial steps: the memory of the optimizer's state and of the other needs of a training step.
-    _reserve = torch.empty(copies * trained + spare, dtype=torch.uint8, device=device)
-    size = 1
-    while size <= bound:
-        _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-        model.zero_grad(set_to_none=True)
-        yield size
-        size *= 2
-
-
-def _restore(model: nn.Module, buffers: dict[str, torch.Tensor]) -> None:
-    model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, value in model.named_buffers():
-            value.copy_(buffers[name])
+    fits, size, reserve = 1, 1, torch.empty(0)
+    with _trial(model), suppress(torch.OutOfMemoryError):  # The last size that succeeded is the result.
+        # Held during the trial steps: the memory of the optimizer's state and of the other needs of a training step.
+        reserve = torch.empty(copies * trained + spare, dtype=torch.uint8, device=device)
+        while size <= bound:
+            _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+            model.zero_grad(set_to_none=True)
+            fits, size = size, 2 * size
+    del reserve
+    torch.cuda.empty_cache()
+    return fits

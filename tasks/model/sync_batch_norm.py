@@ -4,7 +4,7 @@ torch's and Horovod's own layers need a GPU, and change the types of a network's
 package depend on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,11 +34,7 @@ class SyncBatchNorm(TorchFunctionMode):
         self._num_rows = num_rows
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call a function of torch, or the synchronized batch norm in its place."""
         if func is functional.batch_norm:

@@ -1,6 +1,6 @@
 """The network: a torchvision classifier with a new head and an optionally frozen backbone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,6 +65,18 @@ def copy_of_state(module: nn.Module) -> dict[str, torch.Tensor]:
     for name, value in state.items():
         state[name] = value.detach().to("cpu", copy=True)
     return state
+
+
+def copy_of_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of a module's buffers, such as batch norm's running statistics, on its device."""
+    return {name: value.clone() for name, value in module.named_buffers()}
+
+
+def load_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Give a module the values of these buffers."""
+    with torch.no_grad():
+        for name, value in module.named_buffers():
+            value.copy_(buffers[name])
 
 
 def load_weights(name: str, weights: str) -> dict[str, Any] | None:

@@ -193,13 +193,6 @@ def _layout_problem(image: Image.Image, num_bytes: int) -> str | None:
     return None
 
 
-def _on_white(image: Image.Image) -> Image.Image:
-    rgba = image.convert("RGBA")
-    canvas = Image.new("RGB", rgba.size, WHITE)
-    canvas.paste(rgba, mask=rgba.getchannel("A"))
-    return canvas
-
-
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -208,7 +201,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         samples = np.asarray(image).astype(np.uint32)
         return Image.fromarray((samples >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        return _on_white(image)
+        rgba = image.convert("RGBA")
+        canvas = Image.new("RGB", rgba.size, WHITE)
+        canvas.paste(rgba, mask=rgba.getchannel("A"))
+        return canvas
     if image.mode in ("1", "L", "P", "CMYK", "YCbCr", "LAB", "HSV"):
         return image.convert("RGB")
     raise BadImage(Reason.UNSUPPORTED_MODE, f"pixel mode {image.mode}")
@@ -229,9 +225,7 @@ def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
     return (image, False) if method is None else (image.transpose(method), orientation in _SWAPS_SIDES)
 
 
-def decode_image(
-    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
-) -> Image.Image:
+def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None) -> Image.Image:
     """Decode to RGB, upright by the EXIF orientation, with transparency on white; of an animation, the first frame.
 
     Args:
@@ -239,18 +233,23 @@ def decode_image(
         max_pixels: Maximum of width times height, read from the header before pixels are decoded.
         box: Side of the square into which the caller scales the result down, in pixels. A JPEG is then decoded at
             the nearest 1/2, 1/4 or 1/8 that is not smaller.
-        min_side: Minimum of width and height, in pixels, read from the header as well.
 
     Raises:
         BadImage: The bytes are not a usable image; it has the reason.
     """
-    return decode_sized(content, max_pixels, box, min_side)[0]
+    return decode_sized(content, max_pixels, box)[0]
 
 
 def decode_sized(
     content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
 ) -> tuple[Image.Image, tuple[int, int]]:
     """Decode as `decode_image` does; return the image, and the width and height (pixels, upright) of the original.
+
+    Args:
+        content: As for `decode_image`.
+        max_pixels: As for `decode_image`.
+        box: As for `decode_image`.
+        min_side: Minimum of width and height, in pixels, read from the header as well.
 
     Raises:
         BadImage: The bytes are not a usable image; it has the reason.

@@ -84,9 +84,18 @@ def replace_head(network: nn.Module, num_classes: int) -> nn.Module:
 
     Auxiliary classifiers are removed.
     """
-    _remove_auxiliary_classifiers(network)
+    for name in ("aux1", "aux2", "AuxLogits"):  # of googlenet and inception_v3: the loss here gives them no gradient
+        if hasattr(network, name):
+            setattr(network, name, None)
+            network.aux_logits = False  # type: ignore[assignment]  # an attribute that only some networks have
     last = _last_layer(network)
-    head = _new_head(network.get_submodule(last), num_classes)
+    old = network.get_submodule(last)
+    assert isinstance(old, nn.Conv2d | nn.Linear), "it is one of the two"
+    head: nn.Module = (
+        nn.Linear(old.in_features, num_classes)
+        if isinstance(old, nn.Linear)
+        else nn.Conv2d(old.in_channels, num_classes, kernel_size=1)
+    )
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, head)
     return head
@@ -111,29 +120,13 @@ def build_network(name: str, num_classes: int) -> ImageNetwork:
     return ImageNetwork(network, replace_head(network, num_classes))
 
 
-def _remove_auxiliary_classifiers(network: nn.Module) -> None:
-    """Remove the auxiliary classifiers of googlenet and inception_v3: the loss here gives them no gradient."""
-    for name in ("aux1", "aux2", "AuxLogits"):
-        if hasattr(network, name):
-            setattr(network, name, None)
-            network.aux_logits = False  # type: ignore[assignment]  # an attribute that only some networks have
-
-
 def _last_layer(network: nn.Module) -> str:
     """Return the name of the layer of the logits: the last Linear or Conv2d layer with one output per class."""
-    names = [
+    names: list[str] = [
         name
         for name, module in network.named_modules()
         if (isinstance(module, nn.Linear) and module.out_features == IMAGENET_CLASSES)
         or (isinstance(module, nn.Conv2d) and module.out_channels == IMAGENET_CLASSES)
     ]
     assert names, "every torchvision classifier ends in a Linear or Conv2d layer"
-    last: str = names[-1]
-    return last
-
-
-def _new_head(old: nn.Module, num_classes: int) -> nn.Module:
-    if isinstance(old, nn.Conv2d):
-        return nn.Conv2d(old.in_channels, num_classes, kernel_size=1)
-    assert isinstance(old, nn.Linear)
-    return nn.Linear(old.in_features, num_classes)
+    return names[-1]

@@ -47,7 +47,7 @@ class ImageModel:
             for first in range(0, max(1, len(contents)), BATCH_SIZE)
             for found in self._classifier.predict(contents[first : first + BATCH_SIZE], top_k, min_probability)
         ]
-        return pd.DataFrame([_row(found) for found in predictions], columns=list(_row(Prediction.of_error(""))))
+        return pd.DataFrame([_row(found) for found in predictions], columns=list(_row(Prediction(error=""))))
 
 
 def _row(found: Prediction) -> dict[str, object]:

@@ -1,10 +1,148 @@
-"""The serving form of a network: folded, in the precision of inference, with calibrated probabilities."""
+"""The serving form of a network: folded, in the precision of inference, with calibrated probabilities.
+
+Batch norms and activations are folded into the preceding convolutions.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import torch
+from torch import fx, nn
+from torch.fx.experimental.optimization import fuse
 
 from .description import Precision
-from .fold import fold_batch_norm
 from .network import ImageNetwork
+
+PACKED_TYPES = (torch.float32, torch.bfloat16)
+"""Data types for which oneDNN has kernels with packed weights and activations."""
+
+
+class PackedConv2d(nn.Module):
+    """A convolution, and ReLU or ReLU6 if one follows; (B, C, H, W) to (B, C', H', W').
+
+    On a CPU without gradients oneDNN applies the activation as it writes each output, without a second pass over
+    memory. The weights are converted once to the data type and memory layout of its kernel, which may sum in another
+    order. Elsewhere the activation follows the convolution.
+    """
+
+    def __init__(self, convolution: nn.Conv2d, activation: nn.ReLU | nn.ReLU6 | None) -> None:
+        """Keep the layers; the weights are packed at the first call, and must not change after it.
+
+        Args:
+            convolution: The convolution, as `_is_packable`.
+            activation: The activation of its outputs, or None.
+        """
+        super().__init__()
+        self.convolution = convolution
+        self.activation = activation
+        self._operation = _OPERATIONS[type(activation)]
+        self._packed: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for a copy, which packs the weights again: packed ones have no storage to copy."""
+        return self.__dict__ | {"_packed": {}}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the activated outputs, in the data type of autocast or of the inputs."""
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else inputs.dtype
+        if torch.is_grad_enabled() or not _is_packed(inputs, dtype):
+            outputs: torch.Tensor = self.convolution(inputs)
+            return outputs if self.activation is None else self.activation(outputs)
+        weight, bias = self._packed.get(dtype) or self._pack(dtype, inputs.shape)
+        return torch.ops.mkldnn._convolution_pointwise(  # type: ignore[no-any-return]  # torch does not type it
+            inputs.to(dtype), weight, bias, *_geometry(self.convolution), *self._operation, ""
+        )
+
+    def _pack(self, dtype: torch.dtype, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor | None]:
+        conv = self.convolution
+        weight = torch.ops.mkldnn._reorder_convolution_weight(
+            conv.weight.detach().to(dtype, memory_format=torch.channels_last), *_geometry(conv), list(shape)
+        )
+        packed = weight, None if conv.bias is None else conv.bias.detach().to(dtype)
+        self._packed[dtype] = packed
+        return packed
+
+
+_OPERATIONS: dict[type[nn.Module] | type[None], tuple[str, list[float]]] = {
+    type(None): ("none", []),
+    nn.ReLU: ("relu", []),
+    nn.ReLU6: ("hardtanh", [0.0, 6.0]),
+}
+"""Name and arguments of oneDNN's operation on the outputs, by type of the activation."""
+
+
+def _geometry(conv: nn.Conv2d) -> tuple[Sequence[int], Sequence[int], Sequence[int], int]:
+    """Return padding, stride, dilation and groups."""
+    assert not isinstance(conv.padding, str)
+    return conv.padding, conv.stride, conv.dilation, conv.groups
+
+
+def _is_packed(inputs: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether oneDNN is available and has a kernel with packed weights for these inputs."""
+    return (
+        inputs.device.type == "cpu"
+        and inputs.dim() == 4
+        and dtype in PACKED_TYPES
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch does not type it
+        and bool(torch.backends.mkldnn.enabled)
+        and (dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+    )
+
+
+def _is_packable(module: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Return whether the module is a packable convolution; not with NaN weights, as oneDNN silently clamps NaN to 0."""
+    return (
+        type(module) is nn.Conv2d
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+        and all(bool(value.isfinite().all()) for value in module.parameters())
+    )
+
+
+def _pack_convolutions(network: fx.GraphModule, head: str) -> fx.GraphModule:
+    """Pack each convolution but the head, with the ReLU or ReLU6 that is its only consumer."""
+    modules = dict(network.named_modules())
+    calls = Counter(node.target for node in network.graph.nodes if node.op == "call_module")
+    for node in list(network.graph.nodes):
+        if node.op != "call_module" or node.target == head or calls[node.target] > 1:
+            continue
+        conv = modules[node.target]
+        if not _is_packable(conv):
+            continue
+        activation = None
+        for after in list(node.users) if len(node.users) == 1 else []:
+            if after.op == "call_module" and type(modules[after.target]) in (nn.ReLU, nn.ReLU6):
+                activation = modules[after.target]
+                after.replace_all_uses_with(node)
+                network.graph.erase_node(after)
+        network.set_submodule(node.target, PackedConv2d(conv, activation))
+    network.recompile()
+    return network
+
+
+def fold_batch_norm(classifier: ImageNetwork) -> ImageNetwork:
+    """Return a classifier for inference with the same logits up to rounding and fewer passes over memory.
+
+    In eval mode a batch norm is y = gamma (x - mean) / sqrt(var + eps) + beta with constants. They scale the weights
+    and shift the bias of the convolution that computes x (Jacob et al. 2018, arXiv:1712.05877, section 3.2). On a CPU
+    mobilenet_v2 is 1.6 times as fast with folded batch norms, and in bfloat16 another 1.2 times with fused activations.
+    Packed weights make a single image 1.5 times as fast (LOG.md).
+
+    The result is a copy in eval mode. A network that is already folded, or has no batch norms, is returned itself, in
+    eval mode.
+    """
+    kinds = {type(module) for module in classifier.network.modules()}
+    if nn.BatchNorm2d not in kinds or PackedConv2d in kinds:
+        return classifier.eval()
+    name = next(name for name, module in classifier.network.named_modules() if module is classifier.head)
+    training = classifier.training
+    fused = fuse(classifier.network.eval())
+    assert isinstance(fused, fx.GraphModule)
+    network = _pack_convolutions(fused, name)
+    classifier.train(training)
+    return ImageNetwork(network, network.get_submodule(name)).requires_grad_(False).eval()
+
 
 PIXELS_PER_PASS = 8 * 224 * 224
 """Pixels of the images that a CPU computes at once per thread: their features stay in its caches between the layers

@@ -5,7 +5,7 @@ Uses only the standard library. The main thread replaces a tuple, without a syst
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple
 
 Kind = Literal["start", "work", "step", "ranks", "processes"]
@@ -59,25 +59,19 @@ def _within(name: str, kind: Kind, step: int | None = None) -> Iterator[None]:
         _change(before.name, before.kind, _State.current.epoch, before.step)
 
 
-@contextmanager
-def working(name: str) -> Iterator[None]:
+def working(name: str) -> AbstractContextManager[None]:
     """Report work that takes unknown time within the context, such as writing a checkpoint."""
-    with _within(name, "work"):
-        yield
+    return _within(name, "work")
 
 
-@contextmanager
-def waiting_for_ranks() -> Iterator[None]:
+def waiting_for_ranks() -> AbstractContextManager[None]:
     """Report within the context that this rank waits for the others in a collective operation."""
-    with _within(_State.current.name, "ranks", _State.current.step):
-        yield
+    return _within(_State.current.name, "ranks", _State.current.step)
 
 
-@contextmanager
-def waiting_for_process(name: str) -> Iterator[None]:
+def waiting_for_process(name: str) -> AbstractContextManager[None]:
     """Report within the context that this process waits for another one, which does the same work."""
-    with _within(name, "processes"):
-        yield
+    return _within(name, "processes")
 
 
 @contextmanager

@@ -178,18 +178,31 @@ def unlocked_warning(url: str) -> str | None:
 
 
 @contextmanager
+def lock_if_free(file: Path | str) -> Iterator[bool]:
+    """Acquire a file lock for the duration of the block, unless another process holds it; yield whether it is held.
+
+    The file stays: another process may wait for it, and a new file of this name would be another lock.
+    """
+    try:
+        held = filelock.FileLock(file).acquire(timeout=0)
+    except filelock.Timeout:
+        yield False
+    else:
+        with held:
+            yield True
+
+
+@contextmanager
 def _file_lock(path: Path, url: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(f"{path}.lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except filelock.Timeout:
         logger.info("another run writes to %s: waiting until it ends", url)
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

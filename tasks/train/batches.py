@@ -42,15 +42,13 @@ def check_batches(
         ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
         ranks += f", accumulated over {train.accumulate_steps} batches" if train.accumulate_steps > 1 else ""
         most = rows // num_batches
-        recommended = (
-            f", or {most // RECOMMENDED_STEPS} for {RECOMMENDED_STEPS} steps per epoch"
-            if most >= RECOMMENDED_STEPS
-            else ""
-        )
+        way_out = f"give at most {most}"
+        if most >= RECOMMENDED_STEPS:
+            way_out += f", or {most // RECOMMENDED_STEPS} for {RECOMMENDED_STEPS} steps per epoch"
         raise WrongInput(
             f"train.batch_size is {train.batch_size}{ranks}, but {counted.format(rows)}, fewer than one step takes",
             setting="train.batch_size",
-            way_out=f"give at most {most}{recommended}",
+            way_out=way_out,
         )
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from tasks.cache.order import VirtualRanks
 from tasks.collectives.reducer import Reducer, broadcast_tensors
+from tasks.model.training_network import copy_of_buffers, load_buffers
 
 Buffers = dict[str, torch.Tensor]
 
@@ -24,14 +25,14 @@ class VirtualBuffers:
         self._model = model
         self.ranks = ranks
         self._current = ranks.own[0]
-        self._others: dict[int, Buffers] = {virtual: _copy(model) for virtual in ranks.own[1:]}
+        self._others: dict[int, Buffers] = {virtual: copy_of_buffers(model) for virtual in ranks.own[1:]}
 
     def use(self, virtual: int | None) -> None:
         """Let the model have the buffers of a virtual rank; None: no change."""
         if virtual is None or virtual == self._current:
             return
-        self._others[self._current] = _copy(self._model)
-        _load(self._model, self._others.pop(virtual))
+        self._others[self._current] = copy_of_buffers(self._model)
+        load_buffers(self._model, self._others.pop(virtual))
         self._current = virtual
 
     def all(self) -> list[Mapping[str, torch.Tensor]]:
@@ -50,7 +51,7 @@ class VirtualBuffers:
     def restore(self, collected: Sequence[Buffers]) -> None:
         """Restore the buffers of this rank from those of all virtual ranks."""
         first, *others = self.ranks.own
-        _load(self._model, collected[first])
+        load_buffers(self._model, collected[first])
         self._current = first
         device = {name: value.device for name, value in self._model.named_buffers()}
         for virtual in others:
@@ -59,17 +60,7 @@ class VirtualBuffers:
     def reset(self) -> None:
         """Give all virtual ranks the buffers that the model has now."""
         self._current = self.ranks.own[0]
-        self._others = {virtual: _copy(self._model) for virtual in self.ranks.own[1:]}
-
-
-def _copy(model: nn.Module) -> Buffers:
-    return {name: value.clone() for name, value in model.named_buffers()}
-
-
-def _load(model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, value in model.named_buffers():
-            value.copy_(buffers[name])
+        self._others = {virtual: copy_of_buffers(self._model) for virtual in self.ranks.own[1:]}
 
 
 def average_buffers(model: nn.Module, reducer: Reducer, buffers: VirtualBuffers | None = None) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-import filelock
+from tasks.system.locks import lock_if_free
 
 PARTIAL, UNREADABLE = ".partial", ".unreadable"
 
@@ -139,13 +139,9 @@ def _idle_days(folder: Path, now: float) -> float:
 
 def _remove(folder: Path, keep_days: int, now: float) -> bool:
     with ExitStack() as stack:
-        for file in (launch_lock(folder), training_lock(folder)):
-            lock = filelock.FileLock(file)
-            try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                return False  # The run trains, or is about to start.
-            stack.callback(lock.release)
+        locks = (launch_lock(folder), training_lock(folder))
+        if not all(stack.enter_context(lock_if_free(file)) for file in locks):
+            return False  # The run trains, or is about to start.
         days = _idle_days(folder, now)
         if days <= keep_days:
             return False  # The run has just ended.
@@ -153,8 +149,6 @@ def _remove(folder: Path, keep_days: int, now: float) -> bool:
         for emptied in (folder / FINISHED, folder):
             with suppress(OSError):  # A folder with other files stays.
                 emptied.rmdir()
-        had_any = any(removed)
-        if had_any:
+        if any(removed):
             logger.info("%s removed: its training run was last active %.0f days ago", folder, days)
-        # The lock files stay: another process may be waiting for one, and would not notice its replacement.
-        return had_any
+        return any(removed)

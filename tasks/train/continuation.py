@@ -70,11 +70,7 @@ def neutral_settings(spec: TrainingSpec, content: Mapping[str, Any]) -> set[str]
 
 
 def check_fits(
-    content: dict[str, Any],
-    config: dict[str, Any],
-    classes: Sequence[str],
-    folder: Path,
-    neutral: Collection[str] = (),
+    content: dict[str, Any], config: dict[str, Any], classes: Sequence[str], folder: Path, neutral: Collection[str] = ()
 ) -> None:
     """Check that a checkpoint belongs to the training run that resumes from it.
 

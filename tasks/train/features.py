@@ -25,7 +25,7 @@ from tasks.cache.manifest import (
 from tasks.cache.order import VirtualRanks
 from tasks.cache.sweep import discard, remove_unnamed
 from tasks.cache.write import FEATURE_GROUP_BYTES, RowFileWriter, cache_schema, check_disk, rows_in_group
-from tasks.collectives.reducer import Reducer, broadcast_value, run_on_rank_zero, wait_for_all
+from tasks.collectives.reducer import broadcast_value, run_on_rank_zero, wait_for_all
 from tasks.config.frozen import hashed_settings
 from tasks.model.precision import precision_name
 from tasks.model.training_network import Classifier
@@ -34,9 +34,9 @@ from tasks.model_package.serving import serving_network
 from tasks.object_store import file_system
 from tasks.progress.activity import stepping, waiting_for_process
 from tasks.progress.count import advance, counted
-from tasks.refs import CacheRef
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
+from tasks.train.context import TrainingContext
 
 logger = logging.getLogger("lakevision.train")
 
@@ -85,29 +85,15 @@ def backbone_digest(name: str, classifier: Classifier) -> str:
     return digest.hexdigest()
 
 
-def materialize_features(
-    name: str,
-    classifier: Classifier,
-    source: CacheRef,
-    images: CacheManifest,
-    splits: tuple[str, ...],
-    folder: str,
-    device: torch.device,
-    precision: torch.dtype | None,
-    reducer: Reducer,
-) -> tuple[str, CacheManifest]:
+def materialize_features(context: TrainingContext, splits: tuple[str, ...]) -> tuple[str, CacheManifest]:
     """Return cached features of the given splits, computed by all ranks together if they do not exist.
 
+    The features are those of the context's backbone, which is not changed, in its precision. They are float32 in any
+    case, and in the folder of the caches.
+
     Args:
-        name: Architecture of the classifier.
-        classifier: Classifier with the backbone; it is not changed.
-        source: Cache of the images.
-        images: Manifest of `source`.
+        context: The training run.
         splits: Splits to compute features for.
-        folder: Folder or URL of the caches.
-        device: Device of the backbone.
-        precision: Number format of the backbone; None is that of its weights. Features are float32 in any case.
-        reducer: The other ranks.
 
     Returns:
         URL and manifest of the cache with the features.
@@ -116,13 +102,14 @@ def materialize_features(
         WrongInput: The disk has too little free space for the features.
         DiskFull: The disk became full before the features were complete; all partial files are removed.
     """
-    size = images.image_size
+    spec, images, classifier = context.spec, context.manifest, context.classifier
+    device, reducer, size = context.device, context.reducer, context.manifest.image_size
     with head_inputs(classifier) as vectors, torch.no_grad():
         classifier.eval()(torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device))
     settings = FeatureSettings(
-        source=source.digest,
-        backbone=backbone_digest(name, classifier),
-        precision=precision_name(precision, device),
+        source=spec.cache.digest,
+        backbone=backbone_digest(spec.train.model, classifier),
+        precision=precision_name(context.precision, device),
         device=device.type,
         transform=(IMAGENET_MEAN, IMAGENET_STD),
         num_features=vectors[0].shape[1],
@@ -130,8 +117,8 @@ def materialize_features(
     )
     decisive = {"format": FORMAT, "features": hashed_settings(settings, type(settings).model_fields), "splits": splits}
     key = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
-    url = f"{folder.rstrip('/')}/{key}"
-    with translate_disk_full(folder), ExitStack() as stack:
+    url = f"{spec.storage.cache.rstrip('/')}/{key}"
+    with translate_disk_full(spec.storage.cache), ExitStack() as stack:
 
         def find_existing() -> CacheManifest | None:
             with waiting_for_process("waiting for a training run that computes the same features"):
@@ -153,10 +140,8 @@ def materialize_features(
             stack.enter_context(counted("features", num_images))
         wait_for_all(reducer)  # The other ranks wait until the folder exists.
         backbone = serving_network(classifier, "float32", temperature=1)
-        backbone.precision = precision
-        written = {
-            split: write_share(backbone, source.url, images, split, url, device, reducer, settings) for split in splits
-        }
+        backbone.precision = context.precision
+        written = {split: write_share(backbone, context, split, url, settings) for split in splits}
         files_of_ranks = [broadcast_value(reducer, WRITTEN, written, rank) for rank in range(reducer.num_ranks)]
         manifest = images.model_copy(
             update={
@@ -235,20 +220,14 @@ def feature_rows_per_group(rows: int, settings: FeatureSettings) -> int:
 
 
 def write_share(
-    backbone: ImageNetwork,
-    source_url: str,
-    images: CacheManifest,
-    split: str,
-    url: str,
-    device: torch.device,
-    reducer: Reducer,
-    settings: FeatureSettings,
+    backbone: ImageNetwork, context: TrainingContext, split: str, url: str, settings: FeatureSettings
 ) -> list[CacheFile]:
     """Write this rank's row groups of a split, and return the file; an empty list if the rank has none.
 
     All row groups but the last one of the split are full, so that the files can be concatenated. Rank 0 logs its
     progress.
     """
+    images, reducer = context.manifest, context.reducer
     rows = images.splits[split].rows
     in_group = feature_rows_per_group(rows, settings)
     num_groups = -(-rows // in_group)
@@ -257,7 +236,7 @@ def write_share(
     )
     if begin == end:
         return []
-    loader = CacheLoader(source_url, images, split, BATCH)
+    loader = CacheLoader(context.spec.cache.url, images, split, BATCH)
     schema = cache_schema(4 * settings.num_features, "features")
     writer = RowFileWriter(url, split, reducer.rank, schema, in_group)
     began = logged_at = time.monotonic()
@@ -269,7 +248,7 @@ def write_share(
         ):
             for step, batch in enumerate(loader.epoch(0, begin)):
                 begin_step(step)
-                backbone(batch.inputs.to(device, non_blocking=True))
+                backbone(batch.inputs.to(context.device, non_blocking=True))
                 features = torch.cat(vectors).float().cpu().numpy()  # Of each pass over a part of the batch.
                 vectors.clear()
                 for vector, label, row in zip(features, batch.labels_B.tolist(), batch.rows_B.tolist(), strict=True):

@@ -35,10 +35,10 @@ logger = logging.getLogger("lakevision.train")
 
 @dataclass(frozen=True)
 class TrainedEpoch:
-    """Training metrics of an epoch, over all ranks."""
+    """Training metrics of an epoch, over all ranks, by their names in `EpochMetrics`."""
 
-    loss: float
-    accuracy: float
+    train_loss: float
+    train_accuracy: float
     gradient_norm: float
     """Mean over the steps of the total gradient norm, before clipping."""
     images_per_second: float
@@ -227,8 +227,8 @@ def reduce_epoch(running: RunningEpoch, reducer: Reducer) -> TrainedEpoch:
     running.totals = totals if reducer.rank == 0 else torch.zeros_like(totals)
     loss, correct, count = totals.tolist()
     return TrainedEpoch(
-        loss=loss / count,
-        accuracy=correct / count,
+        train_loss=loss / count,
+        train_accuracy=correct / count,
         gradient_norm=float(running.gradient_norms) / max(1, running.steps),
         images_per_second=count / max(running.seconds, 1e-9),
         data_wait_share=running.waited / max(running.seconds, 1e-9),
@@ -291,16 +291,12 @@ def fit(
             raise Diverged(f"the loss on the split 'val' is {validation.loss} after epoch {epoch}", way_out=WAY_OUT)
         metrics = EpochMetrics(
             epoch=epoch,
-            train_loss=trained.loss,
-            train_accuracy=trained.accuracy,
+            **vars(trained),
             val_loss=validation.loss,
             val_accuracy=validation.accuracy,
             val_top5_accuracy=validation.top5_accuracy,
             val_macro_f1=validation.macro_f1,
             learning_rate=optimizer.param_groups[0]["lr"],
-            gradient_norm=trained.gradient_norm,
-            images_per_second=trained.images_per_second,
-            data_wait_share=trained.data_wait_share,
             train_seconds=running.seconds,
             validation_seconds=time.perf_counter() - began,
         )

@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from tasks.collectives.reducer import Reducer, broadcast_value
+from tasks.collectives.reducer import Reducer, broadcast_value, gather_numbers
 from tasks.errors import Diverged
 
 CHECK_EVERY_STEPS = 20
@@ -69,7 +69,9 @@ class NonFiniteGuard:
         """
         if not self._is_checked or bool(total.isfinite()):
             return total
-        self._problem = describe_loss(self._model, replay(), float(total.detach()), self._epoch, self._step)
+        source = first_non_finite_layer(self._model, replay())
+        where = f"epoch {self._epoch}, step {self._step}"
+        self._problem = f"the training loss of {where} is {float(total.detach())}, which comes from {source}"
         # An infinite loss may have finite gradients; NaN makes the averaged gradients non-finite on every rank.
         return total * math.nan
 
@@ -89,7 +91,10 @@ class NonFiniteGuard:
         if first == self._step:
             problem = describe_gradients(self._model, self._epoch, first)
             raise agree_on_error(self._reducer, self._problem, problem, rows)
-        raise agree_on_error(self._reducer, "", describe_earlier_gradients(self._epoch, first, self._step), rows)
+        # Without a layer: by now all weights are NaN.
+        where = f"epoch {self._epoch}, step {first}"
+        problem = f"the gradients of {where} were non-finite, as detected after step {self._step}"
+        raise agree_on_error(self._reducer, "", problem, rows)
 
 
 def should_check_finite(step: int, num_steps: int, device: torch.device) -> bool:
@@ -123,12 +128,6 @@ def first_non_finite_layer(model: nn.Module, inputs: torch.Tensor) -> str:
     return found[0] if found else "the loss function and not from a layer"
 
 
-def describe_loss(model: nn.Module, inputs: torch.Tensor, loss: float, epoch: int, step: int) -> str:
-    """Describe a non-finite loss and the layer that it comes from."""
-    source = first_non_finite_layer(model, inputs)
-    return f"the training loss of epoch {epoch}, step {step} is {loss}, which comes from {source}"
-
-
 def describe_gradients(model: nn.Module, epoch: int, step: int) -> str:
     """Describe which gradients are non-finite after a finite loss."""
     trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
@@ -137,11 +136,6 @@ def describe_gradients(model: nn.Module, epoch: int, step: int) -> str:
         f"the gradients of epoch {epoch}, step {step} are non-finite, those of {', '.join(bad[:3])} "
         f"({len(bad)} of {len(trained)} parameters)"
     )
-
-
-def describe_earlier_gradients(epoch: int, step: int, checked_at: int) -> str:
-    """Describe non-finite gradients of an earlier step, without a layer, since by now all weights are NaN."""
-    return f"the gradients of epoch {epoch}, step {step} were non-finite, as detected after step {checked_at}"
 
 
 def agree_on_error(reducer: Reducer, loss_problem: str, gradient_problem: str, rows: list[int]) -> Diverged:
@@ -153,8 +147,6 @@ def agree_on_error(reducer: Reducer, loss_problem: str, gradient_problem: str, r
         gradient_problem: Description of the gradients, which are non-finite on all ranks.
         rows: Rows of the split `train` in this rank's batch.
     """
-    has_problem = torch.zeros(reducer.num_ranks)
-    has_problem[reducer.rank] = float(bool(loss_problem))
-    first = int(reducer.sum(has_problem).argmax())
+    first = int(gather_numbers(reducer, bool(loss_problem)).argmax())
     problem, its_rows = broadcast_value(reducer, PROBLEM, (loss_problem or gradient_problem, rows), first)
     return Diverged(problem, its_rows, way_out=WAY_OUT)

@@ -34,8 +34,8 @@ from tasks.tracking.tracked_run import TrackedRun, TrainingData, tracked_run
 from tasks.tracking.trained import REPEAT_TAG
 from tasks.tracking.trained_tables import TABLE_ID_TAG
 from tasks.train.checkpoint import Checkpoints
+from tasks.train.context import TrainingContext
 from tasks.train.continuation import continued_run, end_checkpoints
-from tasks.train.phases import TrainingContext
 from tasks.train.progress import Progress, ResumePoint
 from tasks.train.provenance import append_to_note, provenance_changes, recorded_provenance
 from tasks.train.serving_form import ServingEvaluation

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import filelock
@@ -14,21 +14,19 @@ from tasks.config.train import TrainConfig
 from tasks.errors import OutOfMemory, TimeLimitExceeded
 from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
-from tasks.train.checkpoint_copies import send_newest_checkpoint
+from tasks.train.checkpoint import send_newest_checkpoint
 from tasks.train.checkpoint_files import sweep_checkpoints, training_lock
 from tasks.train.continuation import adopt_checkpoint, end_checkpoints
-from tasks.train.progress import ReportedEpoch, ResumePoint
+from tasks.train.progress import ResumePoint
 from tasks.train.spec import TrainingSpec
-from tasks.train.training import Training
+from tasks.train.training import OnEpoch, Training
 
 logger = logging.getLogger("lakevision.train")
 
 RESUME_POINT = TypeAdapter(ResumePoint)
 
 
-def train_model(
-    spec: TrainingSpec, reducer: Reducer | None = None, on_epoch: Callable[[ReportedEpoch], None] | None = None
-) -> RunRef:
+def train_model(spec: TrainingSpec, reducer: Reducer | None = None, on_epoch: OnEpoch | None = None) -> RunRef:
     """Train, evaluate the best weights on the split `test`, and log the results to MLflow.
 
     A run that was killed resumes from its last checkpoint when it is started again with the same specification, in

@@ -15,8 +15,8 @@ from tasks.metrics.evaluate import (
 from tasks.model_package.description import Precision
 from tasks.model_package.serving import serving_network
 from tasks.refs import TEST, VAL
+from tasks.train.context import TrainingContext
 from tasks.train.features import BATCH
-from tasks.train.phases import TrainingContext
 
 
 @dataclass(frozen=True)

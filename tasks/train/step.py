@@ -88,11 +88,7 @@ def summed_loss(
     with SyncBatchNorm(reducer, len(inputs)) if settings.sync_batch_norm else nullcontext():
         logits_BK = model(at_least_two(inputs))[: len(inputs)]
     losses_B = functional.cross_entropy(
-        logits_BK,
-        targets,
-        weight=settings.class_weights_K,
-        reduction="none",
-        label_smoothing=settings.label_smoothing,
+        logits_BK, targets, weight=settings.class_weights_K, reduction="none", label_smoothing=settings.label_smoothing
     )
     correct = (logits_BK.argmax(1) == labels_B).sum()
     # Filled on the device: a tensor of numbers is copied to it, which on a GPU waits for everything before.

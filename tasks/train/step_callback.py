@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,6 +32,7 @@ class NullStepCallback:
         return False
 
 
+@dataclass
 class StepCallback(NullStepCallback):
     """Callback that makes the same decisions on all ranks after the same step.
 
@@ -38,26 +40,16 @@ class StepCallback(NullStepCallback):
     any rank is interrupted, all ranks shut down after the same step, with one checkpoint of it.
     """
 
-    def __init__(
-        self,
-        reducer: Reducer,
-        save: Callable[[], None],
-        *,
-        checkpoint_seconds: float,
-        seconds_left: Callable[[], float],
-    ) -> None:
-        """Start the intervals.
+    reducer: Reducer
+    save: Callable[[], None]
+    """Writes a checkpoint; called on every rank after the same step."""
+    checkpoint_seconds: float
+    """Seconds between two checkpoints."""
+    seconds_left: Callable[[], float]
+    """Returns the remaining seconds of the time budget; only rank 0's counts."""
 
-        Args:
-            reducer: The other ranks.
-            save: Writes a checkpoint; called on every rank after the same step.
-            checkpoint_seconds: Seconds between two checkpoints.
-            seconds_left: Returns the remaining seconds of the time budget; only rank 0's counts.
-        """
-        self._reducer = reducer
-        self._save = save
-        self._checkpoint_seconds = checkpoint_seconds
-        self._seconds_left = seconds_left
+    def __post_init__(self) -> None:
+        """Start the intervals."""
         self._saved_at = self._agreed_at = time.monotonic()
         self._steps_until = self._steps_between = 1
 
@@ -67,7 +59,7 @@ class StepCallback(NullStepCallback):
 
     def is_over(self) -> bool:
         """Return whether the time budget is used up, by rank 0's clock."""
-        return broadcast_value(self._reducer, FLAG, self._seconds_left() <= 0)
+        return broadcast_value(self.reducer, FLAG, self.seconds_left() <= 0)
 
     def after_step(self) -> bool:
         """Write a checkpoint or shut down if it is time; return whether the time budget is used up.
@@ -81,7 +73,7 @@ class StepCallback(NullStepCallback):
             return False
         shutdown, save, is_over = self._agree()
         if shutdown or save:
-            self._save()
+            self.save()
             self.saved()
         if shutdown:
             raise KeyboardInterrupt("shutdown requested")
@@ -92,16 +84,16 @@ class StepCallback(NullStepCallback):
         now = time.monotonic()
         values = [
             float(self._is_shutdown_requested()),
-            float(now - self._saved_at >= self._checkpoint_seconds),
-            float(self._seconds_left() <= 0),
+            float(now - self._saved_at >= self.checkpoint_seconds),
+            float(self.seconds_left() <= 0),
             now - self._agreed_at,
         ]
         self._agreed_at = now
-        if self._reducer.num_ranks > 1:
+        if self.reducer.num_ranks > 1:
             # Only rank 0's clock counts, but an interrupt of any rank.
-            if self._reducer.rank != 0:
+            if self.reducer.rank != 0:
                 values[1:] = [0.0, 0.0, 0.0]
-            values = self._reducer.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+            values = self.reducer.sum(torch.tensor(values, dtype=torch.float64)).tolist()
             steps = self._steps_between * AGREE_SECONDS / max(values[3], 1e-6)
             self._steps_between = int(min(max(1.0, steps), 2.0 * self._steps_between))
         self._steps_until = self._steps_between

@@ -19,11 +19,11 @@ from tasks.progress.activity import expect_slow_steps, working
 from tasks.progress.start_clock import process_start
 from tasks.refs import TRAIN, RunRef
 from tasks.system.cores import num_cores
-from tasks.train.checkpoint import Checkpoints, restore, restore_progress
-from tasks.train.checkpoint_copies import writes_checkpoints
+from tasks.train.checkpoint import Checkpoints, restore, restore_progress, writes_checkpoints
+from tasks.train.context import TrainingContext
 from tasks.train.continuation import check_fits, continued_run, end_checkpoints, neutral_settings
-from tasks.train.loop import LoopSettings, fit, has_epochs_left
-from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
+from tasks.train.loop import fit, has_epochs_left
+from tasks.train.phases import Trainable, phases_of, prepare_phase
 from tasks.train.progress import EarlyStopping, Progress, ReportedEpoch, ResumePoint
 from tasks.train.serving_form import evaluate_serving_form
 from tasks.train.spec import TrainingSpec
@@ -40,17 +40,17 @@ RUN = TypeAdapter(RunRef)
 RANK_ZERO_PART = TypeAdapter(tuple[str, dict[str, str]])
 """What only rank 0 knows of a checkpoint: the id of the MLflow run, and the tags that training sets on it."""
 
+OnEpoch = Callable[[ReportedEpoch], None]
+"""Called on rank 0 after each epoch."""
+
 
 class Training:
     """A training run on one rank."""
 
-    def __init__(
-        self, spec: TrainingSpec, reducer: Reducer, on_epoch: Callable[[ReportedEpoch], None] | None = None
-    ) -> None:
+    def __init__(self, spec: TrainingSpec, reducer: Reducer, on_epoch: OnEpoch | None = None) -> None:
         self.folder = spec.storage.checkpoints / spec.key
         self._spec = spec
         self._train = spec.train
-        self._storage = spec.storage
         self._reducer = reducer
         self._on_epoch = on_epoch
         self.writes = writes_checkpoints(spec, reducer.rank)
@@ -136,7 +136,7 @@ class Training:
             if self._record is not None and self._train.batch_size == "auto":
                 self._record.set_batch_size(phase.number)
             if checkpoint is not None and checkpoint["phase"] == phase.number:
-                restore(checkpoint, trainable.model, trainable.optimizer, trainable.buffers)
+                restore(checkpoint, trainable.model, trainable.optimizer, trainable.loop.buffers)
             process_start.passed("preparation")
             if self._fit(context, phase.max_epochs, trainable):
                 break
@@ -148,7 +148,7 @@ class Training:
 
         def save() -> None:
             with working("writing a checkpoint"):
-                content = self.checkpoints.collect(model, optimizer, progress, reducer, trainable.buffers)
+                content = self.checkpoints.collect(model, optimizer, progress, reducer, trainable.loop.buffers)
                 run_id = "" if self._record is None else self._record.run_id
                 if not self._spec.shares_home:  # The first rank of each host writes it.
                     run_id, content["tags"] = broadcast_value(reducer, RANK_ZERO_PART, (run_id, progress.tags))
@@ -181,19 +181,10 @@ class Training:
                 self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
 
         decay = train.ema_decay
-        loop = LoopSettings(
-            trainable.schedule,
-            context.device,
-            reducer,
-            max_epochs=max_epochs,
-            monitor=train.monitor,
-            num_classes=len(context.manifest.classes),
-            warmup_epochs=trainable.warmup_epochs,
+        loop = replace(
+            trainable.loop,
             average=None if decay is None else WeightAverage(model, decay, progress.average),
-            first_epoch=progress.first_epoch,
-            step=trainable.settings,
             step_callback=step_callback if traced is None else traced,
-            buffers=trainable.buffers,
         )
         try:
             is_over = fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)
@@ -204,7 +195,7 @@ class Training:
             from tasks.report.image_names import name_images  # Here: it loads Spark and Delta.
 
             raise diverged.with_image_names(
-                lambda rows: name_images(context.manifest, TRAIN, rows, self._storage)
+                lambda rows: name_images(context.manifest, TRAIN, rows, self._spec.storage)
             ) from None
         except KeyboardInterrupt:
             # Interrupted in the validation, when all ranks have trained the epoch; otherwise the checkpoint is written.

@@ -14,7 +14,8 @@ from tasks.config.train import TrainConfig
 from tasks.model.training_network import build_classifier
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
-from tasks.train.phases import Trainable, TrainingContext, phases_of, prepare_phase
+from tasks.train.context import TrainingContext
+from tasks.train.phases import Trainable, phases_of, prepare_phase
 from tasks.train.progress import EarlyStopping, Progress
 from tasks.train.spec import TrainingSpec
 from tests.builders.caches import write_cache

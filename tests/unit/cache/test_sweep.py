@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import filelock
@@ -80,7 +81,7 @@ def test_cache_with_a_reader_is_kept(tmp_path: Path) -> None:
     path = add_cache(tmp_path, OLD, 0)
     later = time.time() + 400 * DAY
 
-    with CacheReadLock(str(path)), CacheReadLock(str(path)):
+    with closing(CacheReadLock(str(path))), closing(CacheReadLock(str(path))):
         assert sweep_caches(str(tmp_path), CacheConfig(), later) == []
     assert sweep_caches(str(tmp_path), CacheConfig(), later) == [OLD]
 

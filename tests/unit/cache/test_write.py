@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tasks.cache.manifest import CacheFile
-from tasks.cache.write import CACHE_PART_ARROW, PADDING, cache_schema
+from tasks.cache.write import PADDING, cache_schema
 from tasks.cache.write_images import CacheFileWriter, make_writer
 from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import BadImage, decode_pixels
@@ -106,15 +106,17 @@ def test_one_file_is_written_per_split_and_file_number(tmp_path: Path, capsys: p
         input_batch(("train", 0, 2), ("train", 1, 3), ("val", 0, 0)),
     ]
 
-    parts = pa.Table.from_batches(list(write(iter(batches))), schema=CACHE_PART_ARROW).to_pylist()
+    (written,) = write(iter(batches))
 
-    assert [(part["split"], part["rows"], part["row_groups"]) for part in parts] == [
+    files = [CacheFile.model_validate_json(text) for text in written["file"].to_pylist()]
+    parts = list(zip(written["split"].to_pylist(), files, strict=True))
+    assert [(split, file.rows, file.row_groups) for split, file in parts] == [
         ("train", 3, 2),
         ("train", 1, 1),
         ("val", 1, 1),
     ]
-    assert sorted(part["name"] for part in parts) == sorted(file.name for file in tmp_path.iterdir())
-    numbers = [pq.read_table(tmp_path / part["name"])["row"].to_pylist() for part in parts]
+    assert sorted(file.name for file in files) == sorted(file.name for file in tmp_path.iterdir())
+    numbers = [pq.read_table(tmp_path / file.name)["row"].to_pylist() for file in files]
     assert numbers == [[0, 1, 2, PADDING], [3, PADDING], [0]]
     # The first image is reported at once, so that the start of a long step is visible.
     counted = f"{PROGRESS_MARK}{os.getpid()} cache 0 1\n"
@@ -127,7 +129,8 @@ def test_images_are_decoded_by_decode_pixels(tmp_path: Path) -> None:
 
     (batch,) = write(iter([input_batch(("train", 2, 5))]))
 
-    row = pq.read_table(tmp_path / batch.to_pylist()[0]["name"]).to_pylist()[0]
+    file = CacheFile.model_validate_json(batch["file"][0].as_py())
+    row = pq.read_table(tmp_path / file.name).to_pylist()[0]
     assert row == {"pixels": decode_pixels(image(5), SIDE).tobytes(), "label": 1, "row": 4}
 
 

@@ -14,7 +14,7 @@ from tasks.errors import HostLost, RankStalled, is_retried
 from tasks.launch import rank_process
 from tasks.launch.launcher import check_left
 from tasks.launch.protocol import Channel
-from tasks.launch.rank_process import OUT_OF_MEMORY, Message, RemoteProcess, memory_kills, start
+from tasks.launch.rank_process import OUT_OF_MEMORY, Message, RankOutput, RemoteProcess, memory_kills, start
 from tasks.launch.restarts import RankFailed, RanksLost
 
 
@@ -46,7 +46,7 @@ def test_killed_rank_has_a_last_line_if_the_kernel_has_killed_a_process(
     write_counters(counters, 3)
     monkeypatch.setattr(rank_process, "KERNEL_COUNTERS", counters)
     messages: queue.Queue[Message] = queue.Queue()
-    rank = start(0, tmp_path / "spec.json", rank_environment(), messages, lambda *_heard: None)
+    rank = start(0, tmp_path / "spec.json", rank_environment(), RankOutput(messages, lambda *_heard: None))
     write_counters(counters, 3 + kills)
     rank.process.send_signal(sent)
     found = [messages.get(timeout=60)[1] for _ in range(2 + len(lines))]

@@ -57,10 +57,13 @@ def test_ranks_are_placed_host_by_host(
     slots: list[tuple[str, int]], num_ranks: int, places: list[tuple[str, int, int, int, int, int]]
 ) -> None:
     """A rank has its number on its host, and among the ranks with the same number on other hosts."""
-    placements = place_ranks([Host(host, number) for host, number in slots], num_ranks)
+    hosts = [Host(host, number) for host, number in slots]
+    placements = place_ranks(hosts, num_ranks)
     assert [one.rank for one in placements] == list(range(num_ranks))
+    indices = [next(index for index, host in enumerate(hosts) if host is one.place) for one in placements]
     assert places == [
-        (one.host, one.local_rank, one.local_size, one.cross_rank, one.cross_size, one.place) for one in placements
+        (one.place.host, one.local_rank, one.local_size, one.cross_rank, one.cross_size, index)
+        for one, index in zip(placements, indices, strict=True)
     ]
 
 

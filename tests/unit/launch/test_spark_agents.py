@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from tasks.launch.protocol import Channel
+from tasks.launch.rank_process import RankOutput
 from tasks.launch.remote import Agent
 from tasks.launch.spark_agents import _Connections
 from tasks.launch.spark_task import Greeting
@@ -15,7 +16,8 @@ from tasks.launch.spark_task import Greeting
 
 def make_agent(greeting: Greeting, channel: Channel) -> Agent:
     """Return an agent whose messages nobody reads."""
-    return Agent(greeting.host, 1, channel, queue.Queue(), lambda number, activity: None, lambda: "it ended")
+    output = RankOutput(queue.Queue(), lambda number, activity: None)
+    return Agent(greeting.host, 1, channel, output, lambda: "it ended")
 
 
 def connect(connections: _Connections, number: int) -> tuple[socket.socket, socket.socket]:
@@ -27,7 +29,7 @@ def connect(connections: _Connections, number: int) -> tuple[socket.socket, sock
 
 def test_nothing_is_written_to_a_descriptor_of_a_closed_connection(tmp_path: Path) -> None:
     """It may be another file's at once, which must get none of the beats."""
-    connections = _Connections(make_agent)
+    connections = _Connections(b"secret", make_agent)
     own, task = connect(connections, 0)
     descriptor = own.fileno()
     (agent,) = connections.agents()
@@ -49,7 +51,7 @@ def test_nothing_is_written_to_a_descriptor_of_a_closed_connection(tmp_path: Pat
 
 def test_connections_that_come_twice_or_late_are_closed() -> None:
     """An agent that nobody reads would wait for a launcher that is silent."""
-    connections = _Connections(make_agent)
+    connections = _Connections(b"secret", make_agent)
     own, task = connect(connections, 0)
     second, second_task = connect(connections, 0)
     assert second.fileno() == -1
@@ -65,7 +67,7 @@ def test_connections_that_come_twice_or_late_are_closed() -> None:
 
 def test_agent_that_has_ended_does_not_count() -> None:
     """The ranks do not start without it."""
-    connections = _Connections(make_agent)
+    connections = _Connections(b"secret", make_agent)
     _own, task = connect(connections, 1)
     (agent,) = connections.agents()
     task.close()

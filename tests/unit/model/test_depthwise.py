@@ -11,7 +11,7 @@ from torch import nn
 from tasks.model import depthwise
 from tasks.model.depthwise import speed_up_depthwise
 from tasks.model.training_network import build_classifier
-from tasks.model_package.fold import fold_batch_norm
+from tasks.model_package.serving import fold_batch_norm
 
 CHANNELS = 8
 ROUNDING = 2**-8

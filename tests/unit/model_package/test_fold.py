@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from tasks.model.training_network import Classifier, build_classifier
-from tasks.model_package.fold import PackedConv2d, fold_batch_norm
-from tasks.model_package.serving import computes_bf16
+from tasks.model_package.serving import PackedConv2d, computes_bf16, fold_batch_norm
 from tasks.train.features import ends_in_head
 
 
@@ -100,7 +99,7 @@ def test_packed_convolutions_change_logits_by_rounding_only(
     with torch.inference_mode():
         found = folded(images)
         assert torch.equal(copy.deepcopy(folded)(images), found)
-        monkeypatch.setattr("tasks.model_package.fold.PACKED_TYPES", ())
+        monkeypatch.setattr("tasks.model_package.serving.PACKED_TYPES", ())
         expected = folded(images)
 
     assert float((found - expected).norm() / expected.norm()) < rounding

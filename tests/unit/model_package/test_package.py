@@ -10,10 +10,9 @@ import torch
 
 from tasks.model.training_network import build_classifier, copy_of_state
 from tasks.model_package import description
-from tasks.model_package.classifier import ImageClassifier, save_classifier
+from tasks.model_package.classifier import ImageClassifier, save_classifier, save_weights
 from tasks.model_package.description import DESCRIPTION_FILE, WEIGHTS_FILE, InvalidPackage
 from tasks.model_package.network import ImageNetwork, WithoutMemory, build_network
-from tasks.model_package.weights import save_weights
 
 MODEL = "squeezenet1_1"
 GOOD = {

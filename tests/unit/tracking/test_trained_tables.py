@@ -11,7 +11,7 @@ from tasks.config.frozen import flat_params
 from tasks.config.train import TrainConfig
 from tasks.refs import CacheRef, TableRef
 from tasks.tracking.trained_tables import table_tags
-from tasks.train.phases import TrainingContext
+from tasks.train.context import TrainingContext
 from tasks.train.results import run_config, training_data
 
 

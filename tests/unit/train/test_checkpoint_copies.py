@@ -9,8 +9,7 @@ from tasks.config.train import TrainConfig
 from tasks.environment import local_rank_environment
 from tasks.refs import CacheRef
 from tasks.storage import Storage
-from tasks.train.checkpoint import Checkpoints
-from tasks.train.checkpoint_copies import send_newest_checkpoint, writes_checkpoints
+from tasks.train.checkpoint import Checkpoints, send_newest_checkpoint, writes_checkpoints
 from tasks.train.spec import TrainingSpec
 from tests.fakes.small_training import CONFIG, Killed, Training, kill_at
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
@@ -38,7 +37,7 @@ def send(folders: list[Path]) -> None:
 @pytest.mark.parametrize("holder", [0, 1, 2])
 def test_every_host_gets_the_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: int) -> None:
     """Also where a host has an older one, in several broadcasts, and no partial file is left."""
-    monkeypatch.setattr("tasks.train.checkpoint_copies.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("tasks.train.checkpoint.CHUNK_BYTES", 1000)
     folders = [tmp_path / f"host-{number}" for number in range(3)]
     newest = write_checkpoint(folders[holder], 2)
     write_checkpoint(folders[(holder + 1) % 3], 1)

@@ -11,12 +11,17 @@ from tasks.cache.loader import CacheLoader, InMemoryLoader
 from tasks.cache.manifest import CacheManifest, find_cache, open_cache, verify_files
 from tasks.cache.order import VirtualRanks
 from tasks.collectives.reducer import Reducer
+from tasks.config.storage import StorageConfig
+from tasks.config.train import TrainConfig
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.serving import computes_bf16
 from tasks.progress.count import StepProgress, listener
 from tasks.refs import TRAIN, VAL, CacheRef
+from tasks.storage import resolve_storage
+from tasks.train.context import TrainingContext
 from tasks.train.features import FORM, feature_loader, materialize_features
+from tasks.train.spec import TrainingSpec
 from tests.builders.small_network import SMALL
 from tests.fakes.thread_ranks import ThreadRanks
 
@@ -41,9 +46,11 @@ def materialize(
     reducer: Reducer | None = None,
 ) -> tuple[str, CacheManifest]:
     """Compute the features of both splits."""
-    images = open_cache(cache)
-    reducer = reducer or Reducer()
-    return materialize_features(SMALL, classifier, cache, images, (TRAIN, VAL), str(folder), CPU, precision, reducer)
+    storage = resolve_storage(StorageConfig(home=str(folder), cache=str(folder)))
+    spec = TrainingSpec(train=TrainConfig(model=SMALL), cache=cache, storage=storage)
+    context = TrainingContext(spec, open_cache(cache), classifier, CPU, reducer or Reducer())
+    context.precision = precision
+    return materialize_features(context, (TRAIN, VAL))
 
 
 def by_row(loader: CacheLoader, epoch: int, model: nn.Module) -> dict[int, torch.Tensor]:

@@ -48,8 +48,8 @@ def test_training_metrics_are_means_over_images() -> None:
     trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder(0.0)), 0)
 
     logits = model(inputs).detach()
-    assert trained.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-9)
-    assert trained.accuracy == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
+    assert trained.train_loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-9)
+    assert trained.train_accuracy == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
     assert 0.0 <= trained.data_wait_share <= 1.0
 
 
@@ -120,8 +120,8 @@ def test_accumulated_batches_train_like_one_large_batch(num_parts: int, max_norm
     assert torch.allclose(parts.weight, whole.weight, rtol=1e-12)
     assert recorder_of_parts.steps == recorder.steps
     for one, other in zip(trained, expected, strict=True):
-        assert one.loss == pytest.approx(other.loss, rel=1e-12)
-        assert one.accuracy == other.accuracy
+        assert one.train_loss == pytest.approx(other.train_loss, rel=1e-12)
+        assert one.train_accuracy == other.train_accuracy
         assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-12)
     assert not torch.equal(parts.weight, linear().weight)
 
@@ -175,7 +175,7 @@ def test_label_smoothing_applies_to_training_and_not_to_evaluation() -> None:
 
     logits = model(inputs).detach()
     plain, uniform = functional.cross_entropy(logits, labels), -functional.log_softmax(logits, dim=1).mean()
-    assert trained.loss == pytest.approx(float(0.8 * plain + 0.2 * uniform))
+    assert trained.train_loss == pytest.approx(float(0.8 * plain + 0.2 * uniform))
     assert evaluate(model, loader, NUM_CLASSES, CPU, Reducer()).loss == pytest.approx(float(plain))
 
 
@@ -202,7 +202,7 @@ def test_empty_batches_change_nothing() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         loader = TensorLoader(inputs, labels, steps)
         trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0)
-        results.append((trained.loss, trained.accuracy))
+        results.append((trained.train_loss, trained.train_accuracy))
 
     assert torch.equal(with_empty.weight, without.weight)
     assert results[0] == results[1]
@@ -217,7 +217,7 @@ def test_batch_of_one_image_trains_with_batch_norm() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     loader = TensorLoader(inputs, labels, [[0, 1, 2, 3], [4]])
-    loss = train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0).loss
+    loss = train_one_epoch(model, loader, optimizer, loop_of(Recorder()), 0).train_loss
 
     assert math.isfinite(loss)
     assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
@@ -233,6 +233,6 @@ def test_largest_seed_can_be_trained_with() -> None:
 
     loss = train_one_epoch(
         model, TensorLoader(inputs, labels, [range(6)]), optimizer, loop_of(Recorder(), step=settings), 9999
-    ).loss
+    ).train_loss
 
     assert math.isfinite(loss)

@@ -105,13 +105,13 @@ def test_class_with_one_image_is_trained_on(tmp_path: Path, *, feature_cache: bo
     before = nn.utils.parameters_to_vector(made.model.parameters()).detach().clone()
 
     trained = train_one_epoch(
-        made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.schedule, step=made.settings), 0
+        made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.loop.schedule, step=made.loop.step), 0
     )
 
-    assert made.settings.class_weights_K is not None
-    assert made.settings.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
+    assert made.loop.step.class_weights_K is not None
+    assert made.loop.step.class_weights_K.tolist() == pytest.approx([13 / 21, 13 / 15, 13 / 3])
     after = nn.utils.parameters_to_vector(made.model.parameters())
-    assert 0.0 < trained.loss < float("inf")
+    assert 0.0 < trained.train_loss < float("inf")
     assert bool(after.isfinite().all())
     assert not torch.equal(after, before)
 
@@ -126,7 +126,7 @@ def test_head_of_a_frozen_backbone_is_trained_on_features(cache: CacheRef) -> No
         TRAIN: (6, 1024),
         VAL: (6, 1024),
     }
-    assert made.settings.augment is None
+    assert made.loop.step.augment is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_whole_network_is_trained_on_images(cache: CacheRef, settings: dict[str,
         batch = next(iter(loader.epoch(0)))
         assert (batch.inputs.dtype, batch.inputs.shape) == (torch.uint8, (6, 32, 32, 3))
     assert not Path(context.spec.storage.cache).exists()
-    assert (made.settings.augment is not None) == ("augmentation" in settings)
+    assert (made.loop.step.augment is not None) == ("augmentation" in settings)
 
 
 def test_fine_tuning_phase_trains_the_layers_from_the_named_one(cache: CacheRef) -> None:
@@ -164,7 +164,9 @@ def test_fine_tuning_phase_trains_the_layers_from_the_named_one(cache: CacheRef)
 
     made = prepare(context, 1)
     assert made.model is context.classifier
-    train_one_epoch(made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.schedule, step=made.settings), 0)
+    train_one_epoch(
+        made.model, made.loaders[TRAIN], made.optimizer, loop_of(made.loop.schedule, step=made.loop.step), 0
+    )
 
     changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {name for name in before if name.startswith(("conv5.", "fc."))}
@@ -179,7 +181,7 @@ def test_later_phase_has_its_own_learning_rate_and_schedule(cache: CacheRef) -> 
     made = prepare(context_of(cache, fine_tune=[phase], learning_rate=0.5), 1, first_epoch=3)
     steps = made.loaders[TRAIN].num_steps
 
-    rates = [made.schedule(step) for step in range(3 * steps, 5 * steps)]
+    rates = [made.loop.schedule(step) for step in range(3 * steps, 5 * steps)]
     assert rates[0] == pytest.approx(0.01, rel=0.01)
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 0.001
@@ -203,9 +205,9 @@ def test_rate_and_schedule_are_those_of_the_accumulated_step(cache: CacheRef) ->
     made = prepare(context_of(cache, accumulate_steps=4, schedule="constant", learning_rate=0.01, max_epochs=8))
 
     assert made.loaders[TRAIN].num_steps == 8
-    assert made.warmup_epochs == 2.0
+    assert made.loop.warmup_epochs == 2.0
     # Two steps per epoch: the warm-up has four.
-    assert [made.schedule(step) for step in range(6)] == pytest.approx([0.01, 0.0125, 0.015, 0.0175, 0.02, 0.02])
+    assert [made.loop.schedule(step) for step in range(6)] == pytest.approx([0.01, 0.0125, 0.015, 0.0175, 0.02, 0.02])
 
 
 def test_batch_size_is_chosen_once(cache: CacheRef) -> None:
@@ -254,11 +256,11 @@ def test_all_step_settings_are_passed_on(tmp_path: Path) -> None:
         seed=7,
         accumulate_steps=2,
     )
-    assert not prepare(context).settings.sync_batch_norm
+    assert not prepare(context).loop.step.sync_batch_norm
     spec = context.spec.model_copy(update={"distributed": DistributedConfig(sync_batch_norm=True)})
 
     def rank_main(reducer: ThreadReducer) -> StepSettings:
-        return prepare(replace(context, spec=spec, reducer=reducer)).settings
+        return prepare(replace(context, spec=spec, reducer=reducer)).loop.step
 
     chosen, _other = ThreadRanks(2).run(rank_main)
 
@@ -284,7 +286,7 @@ def test_plateau_of_a_later_phase_is_relative_to_earlier_phases(cache: CacheRef)
     rates = []
     for seen in range(2, 6):
         made = prepare(context, 1, first_epoch=2, history=history[:seen])
-        rates.append(made.schedule(seen * made.loaders[TRAIN].num_steps))
+        rates.append(made.loop.schedule(seen * made.loaders[TRAIN].num_steps))
 
     # Two epochs of the phase below 0.9, the best of the phase before; then one above it.
     assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001])

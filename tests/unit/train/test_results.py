@@ -13,7 +13,7 @@ from tasks.config.train import TrainConfig
 from tasks.model.training_network import build_classifier
 from tasks.refs import CacheRef, TableRef
 from tasks.storage import resolve_storage
-from tasks.train.phases import TrainingContext
+from tasks.train.context import TrainingContext
 from tasks.train.results import run_config, run_name, run_tags, training_data
 from tasks.train.spec import TrainingSpec
 

@@ -14,7 +14,8 @@ from tasks.model.precision import SAMPLE, forward_bytes
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.system.cores import num_cores
-from tasks.train.phases import TrainingContext, phases_of, prepare_phase
+from tasks.train.context import TrainingContext
+from tasks.train.phases import phases_of, prepare_phase
 from tasks.train.spec import TrainingSpec
 from tasks.train.training import Training
 from tests.builders.phases import context_of, prepare, start_progress

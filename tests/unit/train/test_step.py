@@ -88,6 +88,6 @@ def test_epoch_trains_on_augmented_images_and_labels(changes: dict[str, Any], sm
     )
 
     assert changed
-    assert trained.loss == pytest.approx(summed / len(labels), rel=1e-5)
+    assert trained.train_loss == pytest.approx(summed / len(labels), rel=1e-5)
     for name, value in model.state_dict().items():
         assert torch.allclose(value, reference.state_dict()[name], rtol=1e-4, atol=1e-6), name

@@ -1,0 +1,117 @@
+"""The context of a training run on one rank: its data, model and ranks, which all phases share."""
+
+import itertools
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import nn
+
+from tasks.cache.loader import CacheLoader, count_labels
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.order import VirtualRanks
+from tasks.collectives.reducer import Reducer, gather_numbers
+from tasks.environment import local_rank_and_size
+from tasks.errors import join_names
+from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_batch
+from tasks.model.training_network import Classifier
+from tasks.refs import SPLITS, TEST, TRAIN, VAL
+from tasks.train.batches import check_data
+from tasks.train.spec import TrainingSpec
+
+logger = logging.getLogger("lakevision.train")
+
+
+@dataclass
+class TrainingContext:
+    """State shared by the phases of a training run, on one rank."""
+
+    spec: TrainingSpec
+    manifest: CacheManifest
+    classifier: Classifier
+    device: torch.device
+    reducer: Reducer
+
+    @cached_property
+    def precision(self) -> torch.dtype | None:
+        """Number format of the network's computations; None is that of its weights."""
+        return choose_precision(self.spec.train.precision, self.device, self.manifest.image_size)
+
+    @cached_property
+    def ranks(self) -> VirtualRanks:
+        """The virtual ranks of the split `train`, as many as the ranks that the run is configured for."""
+        own = self.reducer
+        return VirtualRanks.of(own.rank, own.num_ranks, max(self.spec.num_virtual_ranks, own.num_ranks))
+
+    def ranks_of(self, split: str) -> VirtualRanks:
+        """Return the virtual ranks of a split; those of `train` decide the result, others need no virtual ranks."""
+        return self.ranks if split == TRAIN else VirtualRanks.of(self.reducer.rank, self.reducer.num_ranks)
+
+    @cached_property
+    def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)
+        """Images of each class by split."""
+        return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
+
+    def images(self, split: str, batch_size: int) -> CacheLoader:
+        """Return this rank's loader of the images of a split; `train` is shuffled."""
+        seed = self.spec.train.seed if split == TRAIN else None
+        ranks = self.ranks_of(split)
+        return CacheLoader(self.spec.cache.url, self.manifest, split, batch_size, seed=seed, ranks=ranks)
+
+    def check(self) -> None:
+        """Check the data, and log a warning for classes without training images.
+
+        Raises:
+            WrongInput: As for `check_data`.
+        """
+        check_data(self.spec.train, self.manifest, self.ranks.num_virtual)
+        if self.reducer.rank != 0:
+            return
+        for split in (VAL, TEST):
+            is_untrained = (self.counts[split] > 0) & (self.counts[TRAIN] == 0)
+            untrained = list(itertools.compress(self.manifest.classes, is_untrained))
+            if untrained:
+                logger.warning(
+                    "the split 'train' has no image of %s, so those in '%s' cannot be recognised: add some",
+                    join_names(untrained[:5], len(untrained)),
+                    split,
+                )
+
+    def class_weights(self) -> torch.Tensor | None:
+        """Return the class weights of the loss, float32 (K,), or None for equal weights.
+
+        balanced: n / (K n_k) over the classes with images, so that the mean weight of the images is 1 (King and Zeng,
+        "Logistic Regression in Rare Events Data", 2001, section 4.2).
+        """
+        if self.spec.train.class_weights == "none":
+            return None
+        counts = torch.from_numpy(self.counts[TRAIN]).double()
+        weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
+        return (weights * (counts > 0)).float().to(self.device)
+
+    def batch_size(self, model: nn.Module) -> int:
+        """Return the images per step on each rank, the same on all ranks."""
+        if self.spec.train.batch_size != "auto":
+            return self.spec.train.batch_size
+        own = largest_batch(
+            model,
+            self._example(model),
+            self.manifest.splits[TRAIN].rows // self.spec.train.accumulate_steps,
+            self.ranks.num_virtual,
+            self.device,
+            num_local=(local_rank_and_size() or (0, self.reducer.num_ranks))[1],
+            copies=OPTIMIZER_COPIES + (self.spec.train.ema_decay is not None),
+        )
+        smallest = int(gather_numbers(self.reducer, own).min())  # Another rank may have less free memory.
+        if self.reducer.rank == 0 and smallest < own:
+            logger.info("train.batch_size auto: %d images per step, as many as fit on every rank", smallest)
+        return smallest
+
+    def _example(self, model: nn.Module) -> torch.Tensor:
+        """Return a zero input of the model for one image: pixels, or features."""
+        if isinstance(model, Classifier):
+            return torch.zeros(self.manifest.image_size, self.manifest.image_size, 3, dtype=torch.uint8)
+        assert isinstance(model, nn.Linear), "a model on features is a linear head"
+        return torch.zeros(model.in_features)
