@@ -2,6 +2,7 @@
 
 import logging
 import time
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -24,6 +25,20 @@ from tasks.tables import snapshots
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
+
+
+class BatchPlan(NamedTuple):
+    """Table, model and predictions of a run, resolved once.
+
+    Attributes:
+        table: The table version.
+        model: The model version, checked for it.
+        predictions: Path or URL of the table of predictions.
+    """
+
+    table: TableRef
+    model: ModelRef
+    predictions: str
 
 
 def predict_batch(
@@ -68,19 +83,13 @@ def predict_batch(
                 check_promoted(version, storage)
             else:
                 check_model(version, images, predict, promote, storage)
-            return _predict(spark, images, version, predictions, predict, storage)
+            return _predict(spark, BatchPlan(images, version, predictions), predict, storage)
 
     return try_without_spark(run, config, storage)
 
 
-def _predict(
-    spark: SparkSession | None,
-    table: TableRef,
-    model: ModelRef,
-    predictions: str,
-    predict: PredictConfig,
-    storage: Storage,
-) -> PredictReport:
+def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig, storage: Storage) -> PredictReport:
+    table, model, predictions = plan
     errors, seconds = 0, 0.0
     unlearned: tuple[str, ...] = ()
     predicted = predicted_by(spark, model, predictions, PREDICTED_ARROW, storage)
