@@ -90,6 +90,7 @@ def predict_batch(
 
 def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig, storage: Storage) -> PredictReport:
     table, model, predictions = plan
+    setting = predictions_setting(predict)
     errors, seconds = 0, 0.0
     unlearned: tuple[str, ...] = ()
     predicted = predicted_by(spark, model, predictions, PREDICTED_ARROW, storage)
@@ -103,7 +104,7 @@ def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig
     if spark is not None and contents is not None:
         start_workers(spark)
         check_file_visible(spark, table.path, "_delta_log", "predict.table" if predict.table else "storage.tables")
-        check_visible(spark, predictions, predictions_setting(predict))
+        check_visible(spark, predictions, setting)
         sent = send_package(spark, storage, model, predict)
         unlearned = tuple(sorted(unlearned_labels(labels, sent.classes)))
         warn_of_unlearned(unlearned, table, model)
