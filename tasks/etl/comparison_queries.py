@@ -73,8 +73,9 @@ SELECT bucket FROM present FULL OUTER JOIN recorded USING (bucket)
 WHERE present.number IS DISTINCT FROM recorded.number OR present.total IS DISTINCT FROM recorded.total
 UNION SELECT bucket_of(sha256) FROM known SEMI JOIN changed USING (path) WHERE outcome = 'stored';
 
+-- Where an image is lost, its duplicates, too: the stored file may be gone, and one of them takes its place.
 INSERT INTO changed (path, status) SELECT path, 'new' FROM (
-    FROM known SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome = 'stored'
+    FROM known SEMI JOIN unsettled ON bucket_of(sha256) = bucket WHERE outcome IN ('stored', 'duplicate')
 )
 ANTI JOIN (FROM existing SEMI JOIN unsettled ON bucket_of(sha256) = bucket) USING (sha256, label, split)
 ANTI JOIN changed USING (path);

@@ -113,6 +113,8 @@ def test_any_history_ends_with_the_outcomes_of_a_first_run(tmp_path: Path, keep_
     @example([(SAME, "whole"), (SAME | {VAL: "a"}, "killed")], SAME | {VAL: "a"})
     @example([(SAME, "lost")], SAME)
     @example([(SAME, "whole"), ({TWO: "a"}, "killed")], SAME)
+    @example([({ONE: "b", TWO: "b"}, "lost")], {TWO: "b"})
+    @example([({ONE: "b", TWO: "b"}, "lost")], {ONE: "a", TWO: "b"})
     @given(st.lists(st.tuples(SOURCES, st.sampled_from(["whole", "killed", "lost"])), min_size=1, max_size=4), SOURCES)
     def check(history: list[tuple[Source, str]], last: Source) -> None:
         tables = Tables(tmp_path, keep_deleted=keep_deleted)
