@@ -55,7 +55,7 @@ class Relations:
         try:
             self._database = duckdb.connect(config=settings)
             # Parquet's older type of times, which Spark writes, has no time zone.
-            self._database.execute("SET TimeZone = 'UTC'")
+            self.run("SET TimeZone = 'UTC'")
         except Exception:
             self._scratch.remove()
             raise
@@ -77,10 +77,10 @@ class Relations:
             self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._scan(rows)}")
         else:
             self.run(f"DROP VIEW IF EXISTS {name}")
-            self._database.register(name, rows)
+            self._call(lambda: self._database.register(name, rows))
 
     def _types(self, fields: list[pa.Field]) -> list[Any]:
-        return list(self._database.from_arrow(pa.schema(fields).empty_table()).types)
+        return self._call(lambda: list(self._database.from_arrow(pa.schema(fields).empty_table()).types))
 
     def _empty(self, schema: pa.Schema) -> str:
         fields = list(schema)
@@ -131,7 +131,7 @@ class Relations:
             yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Call DuckDB in a thread: in the main one, it replaces the exception of a signal by a RuntimeError.
+        """Call DuckDB in a thread: in the main one, it replaces the exception of a signal by one of its own.
 
         Raises:
             OSError: The disk has no space for what does not fit into memory.

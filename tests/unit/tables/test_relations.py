@@ -4,10 +4,13 @@ import errno
 import gc
 import os
 import signal
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -58,6 +61,39 @@ def test_exception_of_a_signal_ends_a_query_and_is_raised(storage: Storage, way:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+class CallsOfMainThread:
+    """A database, and the names of its functions that the main thread calls."""
+
+    def __init__(self, database: duckdb.DuckDBPyConnection) -> None:
+        self._database = database
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._database, name)
+
+        def call(*values: Any, **named: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                self.names.add(name)
+            return function(*values, **named)
+
+        return call
+
+
+def test_database_reads_rows_in_another_thread(storage: Storage, tmp_path: Path) -> None:
+    """It replaces an exception of a signal in what it calls: the schema of registered rows, or a query."""
+    table = table_of("a", "b")
+    with Relations(storage) as relations:
+        watched = CallsOfMainThread(relations._database)
+        relations._database = watched  # type: ignore[assignment]
+        relations.add("memory", table)
+        relations.add("files", spool_rows(iter(table.to_batches()), SCHEMA, tmp_path))
+        relations.add("empty", SCHEMA.empty_table())
+        relations.run("CREATE TABLE made AS FROM memory; CREATE TABLE copied AS FROM files")
+        assert relations.rows("SELECT count(*) FROM made JOIN copied USING (path)") == [(2,)]
+        assert relations.table("FROM memory ORDER BY path", SCHEMA) == table
+    assert watched.names == {"extract_statements", "close"}
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a [b]*?.parquet", "it's.parquet", "key=1/a.parquet"])
