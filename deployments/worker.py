@@ -14,13 +14,16 @@ from prefect.settings import PREFECT_API_URL
 from deployments.stack.register import wait_for_server
 from tasks.environment import PROGRESS_BARS
 
+WORKERS = {"deployments.stack.prefect_worker", "deployments.prefect_worker"}
+"""Module of a worker, and its name in release 0.1.0."""
+
 
 def running_worker(name: str) -> int | None:
     """Return the process id of a worker of this name on this machine, for the same server, or None."""
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            if "deployments.stack.prefect_worker" not in words or ("--name", name) not in pairwise(words):
+            if WORKERS.isdisjoint(words) or ("--name", name) not in pairwise(words):
                 continue
             if process.environ().get("PREFECT_API_URL") == PREFECT_API_URL.value():
                 return int(process.pid)

@@ -27,7 +27,7 @@ else
 fi
 
 # The code version that runs in the image record: the commit, with a suffix if files were changed since.
-commit=$(git rev-parse HEAD 2>/dev/null || true)
+commit=$(git rev-parse --quiet --verify HEAD 2>/dev/null || true)
 if [ -n "$commit" ] && [ -n "$(git status --porcelain)" ]; then
     commit=$commit-dirty
 fi

@@ -96,7 +96,7 @@ def choose_trained_images(original: OriginalRun, storage: Storage, spark_config:
 @stage("repeat-training", timeout_seconds=None)
 def repeat_original_run(original: OriginalRun, cache: CacheRef, storage: Storage) -> RepeatReport:
     """Repeat a training run, and publish a comparison with the original."""
-    from tasks.checks.repeat import repeat_training  # Here: it loads torch, which no other stage of this module needs.
+    from tasks.checks.repeat import repeat_training  # Here: it loads torch.
 
     report = repeat_training(original, cache, storage, flow_run_tags())
     rows = [in_cells(pair.model_dump() | {"agrees": pair.agrees}) for pair in report.metrics]

@@ -4,18 +4,20 @@ The right side of a join, of which DuckDB builds a hash table, is usually small,
 
 Views and tables, in the order of their creation, after those of `comparison_queries`:
 
-- refreshed: touched files with the same content, with their new inodes and times of status change.
 - failed: files with an image of the table that cannot be read now. They count as unchanged: their image stays.
+- refreshed: touched files with the same content, with their new inodes and times of status change.
 - staged, read: rows of the other files that were read, without touched files that are gone.
 - affected: hashes of the contents whose files may get another outcome.
 - recalled, candidates: unchanged files with such a content, and all files with such a content.
 - repeated: hashes of the contents of several candidates.
 - contents, conflicts: these contents, and those of them under several labels or splits.
+- resolving: the candidates and their outcomes, without the splits that are assigned now.
 - loose: rows of `images` that may be deleted.
-- resolving, drawn: the candidates and their outcomes, without the splits that are assigned now, and with their draws.
+- others: all other files and their outcomes.
+- drawn: as resolving, with the draws.
 - bounds: the range of draws of each split of a class.
 - resolved: the candidates and their outcomes; is_moved if the split differs from the split in the part.
-- others, outcomes, stored: all other files and their outcomes, those of all files, and the stored images.
+- outcomes, stored: the outcomes of all files, and the stored images.
 - fillable: buckets of paths whose rows in the ledger lack an inode; they become `refreshed` with the next changes.
 
 Of the parts to commit, and of the rows to change in them:

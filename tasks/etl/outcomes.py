@@ -138,8 +138,8 @@ class Comparison:
             relations: Database for the queries.
             listing: Columns of LISTING_ARROW. A file is new if its label or predefined split differs from the ledger's.
             ledger: Columns of FILES_ARROW; empty if the table does not exist.
-            existing: sha256, label and split of every row of `images`. A file with outcome stored whose image is
-                missing is new: a run was killed between its two commits, or the table was lost.
+            existing: sha256, label and split of every row of `images`. A file with outcome stored or
+                duplicate whose image is missing is new: a run was killed between its two commits, or rows were lost.
             replaced: Whether the ledger belongs to another source, so that equal paths and times have no meaning.
             keep_deleted: Whether the images of deleted files are kept.
             rule: Assignment of images without a split; None if splits follow from the content or the listing.

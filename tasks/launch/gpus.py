@@ -1,4 +1,4 @@
-"""GPUs of ranks: why ranks cannot train on them, and those of this machine, which no two training runs share."""
+"""GPUs of this machine for ranks, which no two training runs share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,1 +1,1 @@
-"""Common behaviour of Prefect tasks: retries, logs, states and explained failures."""
+"""Prefect: stages and their failures, cancellation, work pools, submitted runs, approval and locks."""

@@ -107,7 +107,7 @@ def _newest_version(spark: SparkSession | None, table: TableRef, storage: Storag
 def compare_on_images(
     challenge: Challenge, version: ModelRef, champion: EvaluatedRun, classes: Sequence[str], spark: SparkSession | None
 ) -> Comparison:
-    """Register the challenger, and compare both on the test images of its table, by their rows in `predictions`.
+    """Register the run with the alias `challenger`, and compare both on its table's test images, by their predictions.
 
     Missing rows are predicted and added first. Both models are judged on the bytes in the table: where a row is of
     other bytes, the image is predicted again. That the images judge the challenger is noted in the registry.
@@ -123,8 +123,8 @@ def compare_on_images(
         NeedsSpark: Only Spark can read or write one of the tables.
         TableGone: As `current_table`.
         ChampionUnusable: The champion cannot be loaded, or was trained on all test images.
-        WrongInput: The challenger cannot be loaded or was trained on all test images, or the table `predictions` has
-            other columns. One of the two cannot predict with the settings.
+        WrongInput: As `current_table`. The challenger cannot be loaded or was trained on all test images, or the table
+            `predictions` has other columns. One of the two cannot predict with the settings.
     """
     from tasks.predict.held_out import held_out_images, predict_held_out  # torch: seconds
     from tasks.predict.scoring import check_settings

@@ -238,7 +238,9 @@ def _is_conflict(error: Exception) -> bool:
         return not any(text in str(error) for text in UNSUPPORTED)
     # Raised by JVM methods that are not called through Delta's Python API.
     java = "io.delta.exceptions.DeltaConcurrentModificationException"
-    return isinstance(error, Py4JJavaError) and is_instance_of(SparkContext._gateway, error.java_exception, java)
+    with suppress(Py4JError, OSError):  # The JVM may have ended: then the exception itself is raised.
+        return isinstance(error, Py4JJavaError) and is_instance_of(SparkContext._gateway, error.java_exception, java)
+    return False
 
 
 def _cancel_jobs() -> None:

@@ -143,8 +143,8 @@ def check_search(config: TuneRun, *, here: bool = True) -> None:
         WrongInput: Names the setting, its value, and the way out.
     """
     drawn = [with_values(config.train, values) for values in islice(corners(config.tune.space), MAX_CORNERS)]
-    from tasks.checks.trainable import check_training
-    from tasks.model.device import choose_device  # Here: they load torch.
+    from tasks.checks.trainable import check_training  # Here: all three load torch.
+    from tasks.model.device import choose_device
     from tasks.model.precision import choose_precision
 
     for device, precision in {(one.device, one.precision) for one in drawn if here}:
