@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,14 +131,15 @@ def run_and_kill(stage: str, storage: Storage, run: RunRef, seconds: float | Non
     began = time.monotonic()
     process.stdin.write("go\n")
     process.stdin.flush()
-    try:
-        process.wait(LIVENESS_SECONDS if seconds is None else seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    killer = threading.Timer(LIVENESS_SECONDS if seconds is None else seconds, process.kill)
+    killer.start()
+    # Up to the line that ends the work: the end of the process takes up to as long again.
+    is_done = "done\n" in iter(process.stdout.readline, "")
     took = time.monotonic() - began
-    printed, _ = process.communicate()
-    print(f"{stage}: {'done' if printed else 'killed'} after {took:.2f} s")
-    return took if printed.endswith("done\n") else None
+    process.communicate(timeout=LIVENESS_SECONDS)
+    killer.cancel()
+    print(f"{stage}: {'done' if is_done else 'killed'} after {took:.2f} s")
+    return took if is_done else None
 
 
 def state_of(storage: Storage) -> dict[str, Any]:
