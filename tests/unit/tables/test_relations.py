@@ -86,7 +86,7 @@ def test_database_reads_rows_in_another_thread(storage: Storage, tmp_path: Path)
     table = table_of("a", "b")
     with Relations(storage) as relations:
         watched = CallsOfMainThread(relations._database)
-        relations._database = watched  # type: ignore[assignment]
+        relations._database = watched
         relations.add("memory", table)
         relations.add("files", spool_rows(iter(table.to_batches()), SCHEMA, tmp_path))
         relations.add("empty", SCHEMA.empty_table())
