@@ -13,10 +13,12 @@ COMMAND = re.compile(r"-m[ \",]+((?:deployments|flows)(?:\.\w+)+)")
 NO_OPTIONS = {
     "deployments.checks.prose": "unit/test_prose.py",
     "deployments.checks.readme": "unit/deployments/test_readme.py",
+    # It changes `sys.executable`, and becomes `prefect worker start`.
+    "deployments.stack.prefect_worker": "builders/submissions.py",
     "deployments.stack.register": "integration/test_server.py",
     "deployments.up": "integration/test_command_line.py",
 }
-"""Commands without `--help`, each with the test file that runs it."""
+"""Commands that are not run here with `--help`, each with the file of the tests that runs it."""
 
 
 def commands() -> list[str]:
