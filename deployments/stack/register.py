@@ -234,9 +234,8 @@ def main(arguments: Sequence[str]) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_bytes(Deployed.dump_json(deployed))
         if arguments:
-            from deployments.stack.reconcile import (
-                end_mlflow_runs,  # Here: it loads MLflow, whose import takes seconds.
-            )
+            # Here: it loads MLflow, whose import takes seconds.
+            from deployments.stack.reconcile import end_mlflow_runs
 
             end_mlflow_runs(client)
 

@@ -183,9 +183,19 @@ def write_images(
         _replace_images(spark, target, version, surplus, moved)
         version += 1
     if version is None or new:
-        path, of_new = target.folder, {**values, **IMAGES_PROPERTIES}
-        if not _commit_without_copy(spark, path, new, version, IMAGES, of_new):
-            delta.append_files(spark, path, [f"{path}/{name}" for name in new], version, IMAGES, of_new)
+        _append(spark, target.folder, new, version, IMAGES, {**values, **IMAGES_PROPERTIES})
+
+
+def _append(
+    spark: SparkSession,
+    path: str,
+    files: Mapping[str, int],
+    version: int | None,
+    schema: StructType,
+    values: Mapping[str, str],
+) -> None:
+    if not _commit_without_copy(spark, path, files, version, schema, values):
+        delta.append_files(spark, path, [f"{path}/{name}" for name in files], version, schema, values)
 
 
 def _commit_without_copy(
@@ -253,5 +263,4 @@ def write_files(
             delta.replace_rows(spark, path, version, spark.createDataFrame(rows), "path")
         return
     name = write_rows(changed.batches(), target, FILES_ARROW)
-    if not _commit_without_copy(spark, path, {name: changed.num_rows}, version, FILES, values):
-        delta.append_files(spark, path, [f"{path}/{name}"], version, FILES, values)
+    _append(spark, path, {name: changed.num_rows}, version, FILES, values)

@@ -117,10 +117,11 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
         with _forwarded(log), gateway.failures_as_text(log), _jobs_ended(session):
             yield session
     finally:
-        if active is None and _state.scopes:
-            _state.session = session
-        elif active is None:
-            _stop(session)
+        if active is None:
+            if _state.scopes:
+                _state.session = session
+            else:
+                _stop(session)
 
 
 @contextmanager
