@@ -24,6 +24,7 @@ from tasks.launch.restarts import LOSSES, Deadline, RankFailed, RanksLost, Stopp
 from tasks.launch.watchdog import Watchdog
 from tasks.progress.count import StepProgress, publish
 from tasks.refs import RunRef
+from tasks.system.locks import lock_if_free
 from tasks.system.signals import run_uninterrupted
 from tasks.system.slots import Gpus
 from tasks.train.batches import check_data
@@ -264,11 +265,11 @@ def _end_killed_run(spec: TrainingSpec, told_at: float) -> None:
     def end() -> None:
         from tasks.tracking.runs import end_abandoned_runs
 
-        lock = filelock.FileLock(training_lock(spec.storage.checkpoints / spec.key))
         try:
-            with lock.acquire(timeout=0):
-                end_abandoned_runs(spec.storage, spec.key, keep=None)
-        except filelock.Timeout:
+            with lock_if_free(training_lock(spec.storage.checkpoints / spec.key)) as is_held:
+                if is_held:
+                    end_abandoned_runs(spec.storage, spec.key, keep=None)
+                    return
             logger.info(
                 "the MLflow run stays as it is: another process, or a rank that does not end, holds the training run"
             )

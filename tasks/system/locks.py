@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -117,7 +118,8 @@ def exclusive_lock(url: str, spark: "SparkSession | None" = None) -> Iterator[No
     path, server_lock = local_path(url), _SERVER_LOCK.get()
     with ExitStack() as held:
         if path is not None:
-            held.enter_context(_file_lock(path, url))
+            waits = partial(logger.info, "another run writes to %s: waiting until it ends", url)
+            held.enter_context(lock_once_free(Path(f"{path}.lock"), waits))
         if path is None or mount_of(path).is_shared():
             if server_lock is not None:
                 held.enter_context(leased(held.enter_context(server_lock(url))))
@@ -193,13 +195,19 @@ def lock_if_free(file: Path | str) -> Iterator[bool]:
 
 
 @contextmanager
-def _file_lock(path: Path, url: str) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(f"{path}.lock")
+def lock_once_free(file: Path, announce: Callable[[], None]) -> Iterator[None]:
+    """Acquire a file lock for the duration of the block, after waiting for it; its folder is created.
+
+    Args:
+        file: The file.
+        announce: Called before a wait.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(file)
     try:
         held = lock.acquire(timeout=0)
     except filelock.Timeout:
-        logger.info("another run writes to %s: waiting until it ends", url)
+        announce()
         held = lock.acquire()
     with held:
         yield

@@ -22,6 +22,7 @@ from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
 from tasks.storage import Storage
 from tasks.system.home import make_private_file
+from tasks.system.locks import lock_once_free
 
 logger = logging.getLogger("lakevision.tune")
 
@@ -55,15 +56,8 @@ def studies_folder(storage: Storage) -> Path:
 @contextmanager
 def lock_study(storage: Storage, name: str) -> Iterator[None]:
     """Hold the exclusive lock of a study within the block, after waiting for it; it is released with its process."""
-    folder = studies_folder(storage)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder / f"{name}.lock")
-    try:
-        held = lock.acquire(timeout=0)
-    except filelock.Timeout:
-        logger.info("another run has the exclusive lock of this search: waiting until it ends")
-        held = lock.acquire()
-    with held:
+    waits = "another run has the exclusive lock of this search: waiting until it ends"
+    with lock_once_free(studies_folder(storage) / f"{name}.lock", lambda: logger.info(waits)):
         yield
 
 
