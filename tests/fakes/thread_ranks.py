@@ -1,14 +1,14 @@
 """Ranks as threads, for tests of distributed code without Horovod."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import nn
 
-from tasks.errors import WrongInput
+from tasks.collectives.reducer import Reducer
 
 
 class ThreadRanks:
@@ -38,14 +38,13 @@ class ThreadRanks:
         return [future.result() for future in futures]
 
 
-class ThreadReducer:
+class ThreadReducer(Reducer):
     """Reducer of one rank of ThreadRanks."""
 
     def __init__(self, ranks: ThreadRanks, rank: int) -> None:
         self._ranks = ranks
         self.rank = rank
         self.num_ranks = ranks.num_ranks
-        self.gpu_obstacle: WrongInput | None = None
 
     def _exchange(self, value: Any) -> list[Any]:
         self._ranks.values[self.rank] = value
@@ -66,24 +65,6 @@ class ThreadReducer:
     def broadcast_model(self, model: nn.Module) -> None:
         """Load the state dict of rank 0."""
         model.load_state_dict(self._exchange({name: value.clone() for name, value in model.state_dict().items()})[0])
-
-    def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return the model unchanged."""
-        return model
-
-    def wrap_optimizer(
-        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer unchanged."""
-        return optimizer
-
-    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do nothing."""
-
-    def backward(self, loss: torch.Tensor | None) -> None:
-        """Compute the gradients of this rank."""
-        if loss is not None:
-            loss.backward()
 
     def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
         """Average the gradients over ranks, missing ones as zeros, and take a step."""

@@ -13,9 +13,13 @@ from tests.builders.processes import ROOT
     shutil.which("git") is None or not (ROOT / ".git").exists(),
     reason="needs git and a checkout, to know which files are tracked",
 )
-def test_readmes_and_modules_are_checked() -> None:
-    """`make lint` checks them, and `make test` and `make test-all` begin with it."""
-    assert {ROOT / "README.md", ROOT / "flows" / "pipeline.py"} <= set(prose.checked_files())
+@pytest.mark.long  # `make test` begins with the same check in `make lint`.
+def test_docstrings_comments_messages_and_readmes_are_plain_english() -> None:
+    """Every rule of `deployments.checks.prose` holds in every file; a problem says what to write instead."""
+    files = prose.checked_files()
+    assert {ROOT / "README.md", ROOT / "flows" / "pipeline.py"} <= set(files)
+
+    assert [problem for file in files for problem in prose.problems(file)] == []
 
 
 @pytest.mark.parametrize(
