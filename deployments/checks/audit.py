@@ -18,15 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {"osv": "OSV (api.osv.dev)", "pypi": "PyPI (pypi.org)"}
 
-# petastorm needs `pkg_resources` of setuptools below 70, here 69.5.1.
-ACCEPTED = (
-    "CVE-2024-6345",  # in `package_index`, which downloads packages: nothing here calls it
-    "CVE-2025-47273",  # in `PackageIndex.download`: as above
-    "CVE-2026-59890",  # in the building of source distributions on macOS, which nothing here does
-)
-"""Findings that do not fail the audit. One is removed when its reason no longer applies."""
-
-NOTHING_NEW, FOUND, NOT_CHECKED = 0, 1, 2
+NOTHING_FOUND, FOUND, NOT_CHECKED = 0, 1, 2
 """Exit codes."""
 
 
@@ -41,7 +33,7 @@ class Verdict:
     Attributes:
         checked: Number of packages that were checked.
         skipped: Names of packages that were not checked.
-        found: Findings that are not accepted, one line per finding.
+        found: Findings that are not ignored, one line per finding.
     """
 
     checked: int
@@ -50,27 +42,33 @@ class Verdict:
 
 
 def locked_packages() -> str:
-    """Return every package that set-up installs as pinned requirements: those of the lock file, Horovod, and uv."""
+    """Return every package that set-up installs as pinned requirements: those of the lock file, Horovod, and uv.
+
+    petastorm and Horovod are named by the release that set-up patches.
+    """
     command = ["uv", "export", "--frozen", "--no-emit-project", "--all-groups", "--no-hashes", "--quiet"]
+    command += ["--no-emit-package", "petastorm"]
     locked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     setup = ROOT / "deployments" / "setup"
-    horovod = re.search(r"^version=(\S+)$", setup.joinpath("build_horovod.sh").read_text(), re.MULTILINE)
+    horovod = re.search(r"^horovod_version=(\S+)$", setup.joinpath("build_horovod.sh").read_text(), re.MULTILINE)
     uv = re.search(r"^uv==\S+", setup.joinpath("uv.txt").read_text(), re.MULTILINE)
-    assert horovod, "build_horovod.sh does not set a version"
+    petastorm = re.search(
+        r'^VERSION = "(.+)"$', setup.joinpath("patched_petastorm", "patch_petastorm.py").read_text(), re.MULTILINE
+    )
+    assert horovod, "build_horovod.sh does not set horovod_version"
+    assert petastorm, "patch_petastorm.py does not set a version"
     assert uv, "uv.txt does not pin a version"
-    return f"{locked}\nhorovod=={horovod[1]}\n{uv[0]}\n"
+    return f"{locked}\nhorovod=={horovod[1]}\npetastorm=={petastorm[1]}\n{uv[0]}\n"
 
 
-def run_pip_audit(
-    requirements: str, source: str, url: str | None = None, accepted: Iterable[str] = ACCEPTED
-) -> dict[str, Any]:
+def run_pip_audit(requirements: str, source: str, url: str | None, ignored: Iterable[str]) -> dict[str, Any]:
     """Return pip-audit's report on pinned requirements.
 
     Args:
         requirements: Lines of `name==version`.
         source: A key of SOURCES.
         url: Address of the OSV server; None for the public one.
-        accepted: Ids of findings that the report leaves out.
+        ignored: Ids of findings that the report leaves out.
 
     Raises:
         SourceUnavailable: pip-audit printed no report.
@@ -80,7 +78,7 @@ def run_pip_audit(
         pinned.write_text(requirements)
         command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--format", "json"]
         command += ["--progress-spinner", "off", "--vulnerability-service", source, "--requirement", str(pinned)]
-        command += [word for finding in accepted for word in ("--ignore-vuln", finding)]
+        command += [word for finding in ignored for word in ("--ignore-vuln", finding)]
         done = subprocess.run(
             [*command, *(["--osv-url", url] if url else [])], capture_output=True, text=True, check=False
         )
@@ -108,16 +106,13 @@ def judge(report: dict[str, Any]) -> Verdict:
 def print_verdict(verdict: Verdict, source: str) -> int:
     """Print the result of an audit, and return the exit code."""
     for line in verdict.found:
-        print(f"NEW: {line}")
+        print(f"FOUND: {line}")
     if verdict.skipped:
         print(f"audit: {len(verdict.skipped)} packages are unknown to {source}: {', '.join(verdict.skipped)}")
-    print(
-        f"audit: {verdict.checked} packages checked against {source}: {len(verdict.found)} new findings, "
-        f"{len(ACCEPTED)} are accepted (deployments/checks/audit.py)"
-    )
+    print(f"audit: {verdict.checked} packages checked against {source}: {len(verdict.found)} findings")
     if verdict.found:
         return FOUND
-    return NOT_CHECKED if verdict.skipped else NOTHING_NEW
+    return NOT_CHECKED if verdict.skipped else NOTHING_FOUND
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--source", choices=sorted(SOURCES), help="query only this source")
     parser.add_argument("--osv-url", help="address of another server with OSV's interface")
     parser.add_argument("--requirements", type=Path, help="check these instead of the locked packages")
-    parser.add_argument("--ignore-vuln", action="append", default=[*ACCEPTED], metavar="ID", help="accept this, too")
+    parser.add_argument("--ignore-vuln", action="append", default=[], metavar="ID", help="ignore this finding")
     parsed = parser.parse_args(arguments)
     try:
         requirements = parsed.requirements.read_text() if parsed.requirements else locked_packages()

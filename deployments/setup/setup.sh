@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Set up a fresh machine: system packages, uv, .venv from the lock file, Horovod and Delta's jars.
-# Each step runs once and prints one line. Arguments are passed to `uv sync` (images pass --no-dev).
+# Each step runs once and prints one line. Horovod is built while packages are downloaded.
+# Arguments are passed to `uv sync` (images pass --no-dev).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . deployments/setup/step.sh
@@ -17,21 +18,13 @@ fi
 cache=${LAKEVISION_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lakevision}
 mkdir -p "$cache"
 
-find_python() {
-    local candidate
-    for candidate in python3.11 python3 /usr/bin/python3.11; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-            "$candidate" -c "import sys; print(sys.executable)"
-            return
-        fi
-    done
-}
-python=$(find_python)
-[ -n "$python" ] || fail "Python 3.11 is not on PATH (petastorm and Horovod need distutils, which 3.12 removed): install it, e.g. apt-get install python3.11"
+python=$(deployments/setup/find_python.sh)
+. deployments/setup/build_horovod.sh
 
 # --- system packages: Java for Spark, a compiler and Python's headers for Horovod, venv for uv ---------------------
 java_of() { if [ -n "${JAVA_HOME:-}" ]; then echo "$JAVA_HOME/bin/java"; else echo java; fi; }
 has_java() { "$(java_of)" -version 2>&1 | grep -qE 'version "(17|21)[."]'; }
+python_version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 has_compiler() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
 has_headers() { "$python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'; }
 # The oldest uv that can read the lock file; the version that set-up installs is in deployments/setup/uv.txt.
@@ -44,17 +37,15 @@ own_uv=$cache/uv/.installed-${uv_requirement#uv==}
 other_uv() { uv_on_path && ! [[ $(command -v uv) -ef $cache/uv/bin/uv ]]; }
 has_uv() { other_uv || [ -e "$own_uv" ]; }
 has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
-torch_version=$(awk '/^name = "torch"$/ { getline; gsub(/"/, ""); print $3 }' uv.lock)
-horovod_patch=$(sed -n 's/^patch=//p' deployments/setup/build_horovod.sh)
-wheel_is_cached() { compgen -G "$cache/wheels/horovod-*-patch$horovod_patch-torch-$torch_version-*-cpu/horovod-*.whl" >/dev/null; }
 
 missing=()
-has_java || missing+=(openjdk-17-jre-headless)
-if ! wheel_is_cached || [ -n "${HOROVOD_GPU_OPERATIONS:-}" ] || [ -e .venv/.horovod-variant ]; then
+# Java 17 in Debian 12, 21 in Debian 13 and Ubuntu 24.04.
+has_java || missing+=(default-jre-headless)
+if [ -z "$(find_wheel)" ]; then
     has_compiler || missing+=(g++)
-    has_headers || missing+=(python3.11-dev)
+    has_headers || missing+=(python$python_version-dev)
 fi
-has_uv || has_venv || missing+=(python3.11-venv)
+has_uv || has_venv || missing+=(python$python_version-venv)
 if [ ${#missing[@]} -gt 0 ]; then
     command="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
     if [ -n "${JAVA_HOME:-}" ] && ! has_java; then
@@ -78,7 +69,7 @@ if ! other_uv; then
     if [ ! -e "$own_uv" ]; then
         install_uv() {
             rm -f "$cache"/uv/.installed-*
-            "$python" -m venv "$cache/uv"
+            "$python" -m venv --clear "$cache/uv" # another checkout may have made it with a Python that is gone
             "$cache/uv/bin/pip" install --disable-pip-version-check --require-hashes --only-binary :all: -r deployments/setup/uv.txt
             touch "$own_uv"
         }
@@ -87,7 +78,8 @@ if ! other_uv; then
     PATH=$cache/uv/bin:$PATH
 fi
 
-# --- .venv from the lock ---------------------------------------------------------------------------------------------
+# --- .venv from the lock, and Horovod beside it ----------------------------------------------------------------------
+start_horovod
 synced=.venv/.synced-$(cat uv.lock pyproject.toml | sha256sum | cut -c1-16)
 if [ ! -e "$synced" ]; then
     # Otherwise each process would compile torch's modules again, ten seconds of work.
@@ -99,8 +91,9 @@ if [ ! -e "$synced" ]; then
     touch "$synced"
 fi
 
-# --- Horovod and Delta's jars ----------------------------------------------------------------------------------------
-deployments/setup/build_horovod.sh
+install_horovod
+
+# --- Delta's jars ----------------------------------------------------------------------------------------------------
 if ! .venv/bin/python -m deployments.setup.fetch_jars --check; then
     step "Delta's jars (verified by hash)" .venv/bin/python -m deployments.setup.fetch_jars
 fi

@@ -188,8 +188,8 @@ def _own_images(order: EpochOrder, left: Integers, batch_size: int, ranks: Virtu
     full = len(left) // (batch_size * num_virtual)
     cut = full * batch_size * num_virtual
     turns = np.argsort(places[:cut].reshape(full, batch_size * num_virtual), axis=1, kind="stable")
-    mine = turns[:, own.start * batch_size : own.stop * batch_size].reshape(full, len(own), batch_size)
-    mine = np.sort(mine, axis=2).reshape(full, len(own) * batch_size)
+    batches = turns[:, own.start * batch_size : own.stop * batch_size].reshape(full, len(own), batch_size)
+    mine = np.sort(batches, axis=2).reshape(full, len(own) * batch_size)
     last = np.argsort(places[cut:], kind="stable")
     begins = [len(last) * number // num_virtual for number in (*own, own.stop)]
     rest = [np.sort(last[begin:end]) for begin, end in itertools.pairwise(begins)]

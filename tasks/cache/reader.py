@@ -2,10 +2,8 @@
 
 import logging
 import queue
-import warnings
 from typing import Any
 
-import pyarrow.filesystem as legacy
 from petastorm.cache import NullCache
 from petastorm.fs_utils import get_filesystem_and_path_or_paths
 from petastorm.reader import Reader
@@ -104,7 +102,7 @@ class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
         """Do nothing: this reader caches no row groups."""
 
 
-class _StoreFiles(legacy.FileSystem):  # type: ignore[misc]  # pyarrow has no types
+class _StoreFiles:
     """The file system of a store as petastorm's `ParquetDataset` takes it, for the files that a manifest names."""
 
     def __init__(self, filesystem: Any) -> None:
@@ -133,8 +131,6 @@ def open_reader(urls: list[str], work: Work, groups: list[int], *, workers_count
         workers_count: Number of reader threads.
         ahead: Number of row groups to read ahead.
     """
-    # petastorm uses deprecated pyarrow APIs on every access; uv.lock pins a pyarrow that still has them.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\.")
     logging.getLogger("petastorm").setLevel(logging.WARNING)
     if work.local:
         (filesystem, _root), paths = get_filesystem_and_path_or_paths("file:///"), urls

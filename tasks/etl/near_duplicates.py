@@ -1,8 +1,10 @@
 """Near-duplicates: the search for similar images in different splits, by their perceptual hashes."""
 
+import operator
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations
 from math import comb
 
@@ -158,7 +160,7 @@ def _search_key(
     earlier = [bands[band] for band in range(max(key)) if band not in key]
     num_pairs = 0
     listed: list[tuple[int, int, int]] = []
-    for compared, first, second in _pairs_by_key(keys, np.bitwise_or.reduce([bands[band] for band in key])):
+    for compared, first, second in _pairs_by_key(keys, reduce(operator.or_, [bands[band] for band in key])):
         if compared > BUCKET_NEIGHBOURS and len(first):
             return num_pairs, False, listed
         near = hamming_distances(keys[first], keys[second]) <= max_bits

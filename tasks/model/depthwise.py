@@ -106,7 +106,7 @@ def _conv_forward(
         default: torch.Tensor = nn.Conv2d._conv_forward(self, inputs, weight, bias)
         return default
     with torch.autocast("cpu", enabled=False):
-        outputs: torch.Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]  # torch does not type it
+        outputs: torch.Tensor = _Depthwise.apply(
             inputs.to(dtype),
             weight.to(dtype),
             None if bias is None else bias.to(dtype),

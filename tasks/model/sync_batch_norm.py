@@ -55,7 +55,7 @@ class SyncBatchNorm(TorchFunctionMode):
         if not training:
             return functional.batch_norm(inputs, running_mean, running_var, weight, bias, training, momentum, eps)
         outputs: torch.Tensor
-        outputs, mean_C, var_C, count = _Normalize.apply(inputs, self._reducer, self._num_rows, eps)  # type: ignore[no-untyped-call]  # torch does not type it
+        outputs, mean_C, var_C, count = _Normalize.apply(inputs, self._reducer, self._num_rows, eps)
         with torch.no_grad():
             if running_mean is not None:
                 running_mean.lerp_(mean_C.to(running_mean.dtype), momentum)

@@ -63,7 +63,7 @@ def check_java() -> str:
         WrongInput: Java is missing, or is another version.
     """
     command = java_command()
-    way_out = "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it"
+    way_out = "install one (Debian, Ubuntu: apt-get install default-jre-headless) or point JAVA_HOME at it"
     try:
         printed = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except OSError:

@@ -301,7 +301,6 @@ def replace_few_rows(path: str, version: int, rows: pa.Table, key: str, keys: pa
     properties = deltalake.WriterProperties(compression="ZSTD", max_row_group_size=_group_rows(rows, table))
     given: dict[str, Any] = {"predicate": condition, "writer_properties": properties, **_as_next_version(version)}
     with translate_unsupported():
-        # Not its `delete` and `merge`, whose files have a type of text that PyArrow 14 cannot read.
         commit(path, lambda: deltalake.write_deltalake(table, rows, mode="overwrite", **given))
 
 

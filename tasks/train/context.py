@@ -50,7 +50,7 @@ class TrainingContext:
         return self.ranks if split == TRAIN else VirtualRanks.of(self.reducer.rank, self.reducer.num_ranks)
 
     @cached_property
-    def counts(self) -> dict[str, np.ndarray]:  # type: ignore[type-arg]  # int64 (K,)
+    def counts(self) -> dict[str, np.ndarray]:  # int64 (K,)
         """Images of each class by split."""
         return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
 

@@ -117,7 +117,7 @@ class Training:
         classifier = classifier.to(device)
         reducer.broadcast_model(classifier)
         # The memory format of the cache's pixels, on any number of ranks: dropout draws in the order of the memory.
-        classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
+        classifier = classifier.to(memory_format=torch.channels_last)
         context = TrainingContext(self._spec, manifest, classifier, device, reducer)
         context.check()
         return context

@@ -1,6 +1,5 @@
 """Rows of Delta tables, read without Spark and without this project's code."""
 
-import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -8,19 +7,12 @@ from urllib.parse import unquote
 import deltalake
 import pyarrow as pa
 import pyarrow.dataset
-from pyarrow.fs import S3FileSystem
 from pyspark.sql import SparkSession
 
 
 def delta_rows(table: deltalake.DeltaTable, *columns: str) -> pa.Table:
-    """Return these columns of a table, by default all; delta-rs itself needs PyArrow 15 for a partitioned one."""
-    files, filesystem = table.file_uris(), None
-    if files[0].startswith("s3://"):
-        address = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
-        filesystem = S3FileSystem(endpoint_override=address, scheme="http", region="us-east-1")
-        files = [file.removeprefix("s3://") for file in files]
-    rows = pyarrow.dataset.dataset(files, partitioning="hive", filesystem=filesystem)
-    return rows.to_table(columns=list(columns) or None)
+    """Return these columns of a table, by default all."""
+    return table.to_pyarrow_table(columns=list(columns) or None)
 
 
 def data_files(path: str, version: int | None = None) -> list[Path]:

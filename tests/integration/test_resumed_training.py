@@ -28,9 +28,6 @@ from tests.fakes.interrupted_training import (
 )
 from tests.fakes.small_training import Killed, same_tensors
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> Workspace:

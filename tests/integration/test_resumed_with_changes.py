@@ -18,9 +18,6 @@ from tasks.train.spec import TrainingSpec, run_key
 from tests.fakes.interrupted_training import STEPS, CountingRank, Interruption, Workspace, make_workspace
 from tests.fakes.small_training import Killed
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 LOGGER = "lakevision.train"
 
 

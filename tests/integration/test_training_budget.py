@@ -16,9 +16,6 @@ from tests.fakes.interrupted_training import (
 
 VALIDATION_SECONDS = 2
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 class Clock:
     """A stand-in for the module `time` in the training loop."""

@@ -16,9 +16,6 @@ from tasks.refs import CacheRef, TableRef
 from tests.builders.split_batches import load, read_ranks, rows_of
 from tests.unit.cache.conftest import ROWS
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])

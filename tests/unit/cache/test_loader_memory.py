@@ -11,9 +11,6 @@ from tasks.cache.manifest import CacheDamaged
 from tasks.refs import CacheRef
 from tests.builders.split_batches import load
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 def test_batches_do_not_share_memory(cache: CacheRef) -> None:
     """Changing a batch does not change later batches, and later batches do not overwrite it."""

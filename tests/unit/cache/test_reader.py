@@ -14,9 +14,6 @@ from tasks.cache.reader import open_reader
 from tasks.cache.worker import Work, read_plain
 from tasks.refs import CacheRef
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 SIDE = 16
 BATCH = 5
 

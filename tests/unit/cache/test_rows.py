@@ -13,9 +13,6 @@ from tasks.refs import CacheRef
 ROWS = 23
 """Number of rows; in groups of 3, the last group has one row of padding."""
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 @pytest.mark.parametrize("kind", ["uint8", "jpeg"])
 def test_images_are_those_of_the_given_rows_in_order(make_cache: Callable[..., CacheRef], kind: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.checks.audit import FOUND, NOT_CHECKED, NOTHING_NEW, judge, main
+from deployments.checks.audit import FOUND, NOT_CHECKED, NOTHING_FOUND, judge, main
 from tests.builders.processes import free_port
 
 FINDING = {
@@ -57,18 +57,18 @@ def audit(folder: Path, requirements: str, url: str, *arguments: str) -> int:
     return main(["--source", "osv", "--osv-url", url, *file, *arguments])
 
 
-def test_finding_fails_the_audit_unless_it_is_accepted(
+def test_finding_fails_the_audit_unless_it_is_ignored(
     tmp_path: Path, osv: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A finding is accepted by any of its ids."""
+    """A finding is ignored by any of its ids."""
     both = "careless==1.0\nsound==1.0\n"
     assert audit(tmp_path, both, osv) == FOUND
     printed = capsys.readouterr().out
-    assert "NEW: careless 1.0: CVE-2026-1234, GHSA-aaaa-bbbb-cccc (fixed in 2.0)" in printed
-    assert "2 packages checked against OSV (api.osv.dev): 1 new findings" in printed
-    for known, expected in (("CVE-2026-1234", NOTHING_NEW), ("GHSA-aaaa-bbbb-cccc", NOTHING_NEW), ("CVE-1", FOUND)):
+    assert "FOUND: careless 1.0: CVE-2026-1234, GHSA-aaaa-bbbb-cccc (fixed in 2.0)" in printed
+    assert "2 packages checked against OSV (api.osv.dev): 1 findings" in printed
+    for known, expected in (("CVE-2026-1234", NOTHING_FOUND), ("GHSA-aaaa-bbbb-cccc", NOTHING_FOUND), ("CVE-1", FOUND)):
         assert audit(tmp_path, both, osv, "--ignore-vuln", known) == expected
-    assert audit(tmp_path, "sound==1.0\n", osv) == NOTHING_NEW
+    assert audit(tmp_path, "sound==1.0\n", osv) == NOTHING_FOUND
 
 
 def test_unavailable_source_fails_the_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,10 @@
 """The patches of Horovod's sources, and the key of the wheels that are built from them."""
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -51,12 +51,31 @@ def test_build_fails_if_the_text_to_patch_is_not_found(tmp_path: Path) -> None:
     )
 
 
-def test_wheels_of_older_patches_are_not_used() -> None:
-    """The patch number is in the key, and set-up looks for a wheel with it before it asks for a compiler."""
-    build, setup = ((ROOT / "deployments/setup" / name).read_text() for name in ("build_horovod.sh", "setup.sh"))
-    assert re.search(r"^patch=\d+$", build, re.MULTILINE)
-    assert 'f"horovod-$version-patch$patch-torch-' in build
-    assert "wheels/horovod-*-patch$horovod_patch-torch-$torch_version-*-cpu/" in setup
+def source_build(cache: Path, command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command after build_horovod.sh was sourced, as setup.sh does."""
+    script = (
+        f"set -euo pipefail; python={sys.executable} cache={cache}; . deployments/setup/build_horovod.sh; {command}"
+    )
+    without_choice = {name: value for name, value in os.environ.items() if name != "HOROVOD_GPU_OPERATIONS"}
+    return subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=without_choice | environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_wheel_is_used_by_the_versions_that_it_was_built_for(tmp_path: Path) -> None:
+    """The key has the number of the patches, torch's version, Python's and the variant."""
+    for variant, environment in (("cpu", {}), ("nccl", {"HOROVOD_GPU_OPERATIONS": "NCCL"})):
+        done = source_build(
+            tmp_path,
+            "echo $wheels $patch; find_wheel; mkdir -p $wheels; touch $wheels/horovod-1.whl; find_wheel",
+            **environment,
+        )
+        folder, patch, wheel = done.stdout.split()
+        python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        torch_version = version("torch")
+        assert Path(folder).parent == tmp_path / "wheels"
+        assert Path(folder).name == f"horovod-0.28.1-patch{patch}-torch-{torch_version}-{python}-x86_64-{variant}"
+        assert Path(wheel) == Path(folder, "horovod-1.whl")
     for name in ("Dockerfile.cpu", "Dockerfile.gpu"):
         assert " deployments/setup/patch_horovod.py " in (ROOT / "docker" / name).read_text()
 
@@ -71,14 +90,7 @@ def test_lock_has_nvcc_of_the_cuda_version_of_torch() -> None:
 
 
 def test_unknown_operations_are_refused() -> None:
-    """Only NCCL is built for GPUs."""
-    done = subprocess.run(
-        ["deployments/setup/build_horovod.sh"],
-        cwd=ROOT,
-        env=os.environ | {"HOROVOD_GPU_OPERATIONS": "MPI"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Set-up ends before its first step: only NCCL is built for GPUs."""
+    done = source_build(Path("/unused"), "echo on", HOROVOD_GPU_OPERATIONS="MPI")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "HOROVOD_GPU_OPERATIONS is 'MPI': set it to NCCL, or unset it for a CPU build\n"

@@ -15,8 +15,6 @@ from tasks.storage import Storage
 
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
 
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 @pytest.fixture
 def manifest(make_cache: Callable[..., CacheRef], storage: Storage) -> CacheManifest:

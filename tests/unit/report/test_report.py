@@ -18,9 +18,6 @@ from tests.builders.finished_training import CONFUSION, evaluation_of, facts_of
 CLASSES = ("ant", "bee", "cat")
 COUNTS = [3, 3, 3]
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 class RecordingRun:
     """A fake of TrackedRun that keeps the logged objects."""

@@ -24,9 +24,6 @@ from tests.fakes.small_training import Killed
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import CPU, NUM_CLASSES
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 EPOCHS = 2
 
 

@@ -28,9 +28,6 @@ from tests.fakes.thread_ranks import ThreadRanks
 CPU = torch.device("cpu")
 ROWS = 70
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:

@@ -24,9 +24,6 @@ from tests.fakes.tiny_training import loop_of
 
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:

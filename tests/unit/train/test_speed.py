@@ -21,9 +21,6 @@ from tasks.train.training import Training
 from tests.builders.phases import context_of, prepare, start_progress
 from tests.builders.small_network import SMALL
 
-# petastorm does not close its Parquet files: reference counting does.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-
 
 class TwoRanks(Reducer):
     """Reducer of the first of two ranks, which broadcasts nothing."""
