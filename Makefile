@@ -5,7 +5,7 @@ benchmarks := demo etl loader train gpu accuracy calibration predict stream dist
 # Where set-up puts uv on a machine that has none.
 export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lakevision)/uv/bin:$(PATH)
 
-.PHONY: help setup packages archive demo up test test-all checks lint types audit test-unit test-integration test-e2e test-faults bench readme image clean
+.PHONY: help setup packages archive demo up test test-all checks lint types audit test-unit test-integration test-e2e test-faults test-python bench readme image clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z0-9% -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 50
@@ -52,13 +52,14 @@ test-all: checks  ## lint, types, and all tests but tests/faults
 checks: packages
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync archive lint types
 
-lint:  ## ruff, import rules, the prose check, hadolint, the schema of compose.yaml
+lint:  ## ruff, import rules, the prose check, hadolint, the schema of compose.yaml, zizmor on the workflow
 	@.venv/bin/ruff format --check .
 	@.venv/bin/ruff check .
 	@.venv/bin/lint-imports --no-cache --no-logo
 	@$(python) -m deployments.checks.prose
 	@.venv/bin/hadolint docker/Dockerfile.*
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose*.yaml
+	@.venv/bin/zizmor --offline --quiet --persona=pedantic .github/workflows
 
 types:  ## mypy, strict
 	@.venv/bin/mypy
@@ -66,7 +67,11 @@ types:  ## mypy, strict
 test-unit test-integration test-e2e test-faults: setup  ## one folder of tests
 	@$(python) -m pytest tests/$(@:test-%=%)
 
-audit: setup  ## the lock against a source of security advisories; accepted findings are in deployments/checks/audit.py
+# `make test` with the DAG on the digits as its only test that is not a unit test.
+test-python:  ## set-up, lint, types, unit tests and the DAG on the digits with PYTHON=3.11 or 3.13, in a root of that Debian
+	@deployments/setup/test_python.sh "$(PYTHON)"
+
+audit: setup  ## the lock against a source of security advisories
 	@$(python) -m deployments.checks.audit $(if $(SOURCE),--source "$(SOURCE)")
 
 bench: setup  ## all benchmarks
