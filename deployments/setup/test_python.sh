@@ -55,6 +55,8 @@ bind() {
     if [ -d "$1" ]; then mkdir -p "$root$1"; elif [ ! -e "$root$1" ]; then mkdir -p "$root${1%/*}" && touch "$root$1"; fi
     mount --bind -o "$2" "$1" "$root$1"
 }
+# A mount of its own, so that the table of mounts has its `/` in it, as on a machine.
+mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
