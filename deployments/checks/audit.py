@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deployments.setup.patched_petastorm import patch_petastorm
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {"osv": "OSV (api.osv.dev)", "pypi": "PyPI (pypi.org)"}
 
@@ -52,13 +54,9 @@ def locked_packages() -> str:
     setup = ROOT / "deployments" / "setup"
     horovod = re.search(r"^horovod_version=(\S+)$", setup.joinpath("build_horovod.sh").read_text(), re.MULTILINE)
     uv = re.search(r"^uv==\S+", setup.joinpath("uv.txt").read_text(), re.MULTILINE)
-    petastorm = re.search(
-        r'^VERSION = "(.+)"$', setup.joinpath("patched_petastorm", "patch_petastorm.py").read_text(), re.MULTILINE
-    )
     assert horovod, "build_horovod.sh does not set horovod_version"
-    assert petastorm, "patch_petastorm.py does not set a version"
     assert uv, "uv.txt does not pin a version"
-    return f"{locked}\nhorovod=={horovod[1]}\npetastorm=={petastorm[1]}\n{uv[0]}\n"
+    return f"{locked}\nhorovod=={horovod[1]}\npetastorm=={patch_petastorm.VERSION}\n{uv[0]}\n"
 
 
 def run_pip_audit(requirements: str, source: str, url: str | None, ignored: Iterable[str]) -> dict[str, Any]:

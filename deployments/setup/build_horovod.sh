@@ -20,8 +20,8 @@ if [ "$variant" != cpu ] && [ "$variant" != nccl ]; then
     exit 1
 fi
 
-python_tag=$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
-horovod_key=horovod-$horovod_version-patch$patch-torch-$torch_version-$python_tag-$(uname -m)-$variant
+python_version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+horovod_key=horovod-$horovod_version-patch$patch-torch-$torch_version-cp${python_version/./}-$(uname -m)-$variant
 wheels=$cache/wheels/$horovod_key
 
 find_wheel() { compgen -G "$wheels/horovod-*.whl" || true; }

@@ -24,7 +24,6 @@ python=$(deployments/setup/find_python.sh)
 # --- system packages: Java for Spark, a compiler and Python's headers for Horovod, venv for uv ---------------------
 java_of() { if [ -n "${JAVA_HOME:-}" ]; then echo "$JAVA_HOME/bin/java"; else echo java; fi; }
 has_java() { "$(java_of)" -version 2>&1 | grep -qE 'version "(17|21)[."]'; }
-python_version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 has_compiler() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
 has_headers() { "$python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'; }
 # The oldest uv that can read the lock file; the version that set-up installs is in deployments/setup/uv.txt.
