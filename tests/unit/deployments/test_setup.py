@@ -337,11 +337,7 @@ def test_build_dependencies_are_pinned() -> None:
     assert {entry["name"] for entry in lock["manifest"]["build-constraints"]} == names
     # Another one may need a different build backend.
     without_wheel = [package["name"] for package in lock["package"] if not package.get("wheels")]
-    assert sorted(without_wheel) == [
-        "lakevision",
-        "petastorm",
-        "pyspark",
-    ]
+    assert sorted(without_wheel) == ["lakevision", "petastorm", "pyspark"]
 
 
 def test_session_without_deltas_jars_is_refused(tmp_path: Path, storage: Storage) -> None:
