@@ -20,6 +20,11 @@ from pyspark.sql.types import (
 STORED, DUPLICATE, QUARANTINED, DELETED = "stored", "duplicate", "quarantined", "deleted"
 
 
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of a table, with times in UTC."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
 def columns_of(schema: pa.Schema, *names: str) -> pa.Schema:
     """Return the schema of these columns, in this order."""
     return pa.schema([schema.field(name) for name in names])
@@ -67,8 +72,8 @@ the time of the last change of the status (ctime), nor inode, its number as a si
 ADDED_TO_FILES = ("changed_at", "inode")
 """Columns that a ledger, or a table `inputs`, of an earlier release lacks; they are added, and null in its rows."""
 
-IMAGES_ARROW = to_arrow_schema(IMAGES)
-FILES_ARROW = to_arrow_schema(FILES)
+IMAGES_ARROW = arrow_schema(IMAGES)
+FILES_ARROW = arrow_schema(FILES)
 
 PREDICTION = StructType(
     [
@@ -115,7 +120,7 @@ sha256 is the key of the image, the digest of its original file. content_sha256 
 predicted: those of the file, or those of a table, where a large image is scaled down.
 """
 
-PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
+PREDICTIONS_ARROW = arrow_schema(PREDICTIONS)
 
 INPUTS_KEY = ("source", "path")
 
@@ -133,7 +138,7 @@ source is an absolute path or a URL, path is relative to it, and size in bytes. 
 sha256, and the reason in error. seen_at is the time at which a run recorded the other values.
 """
 
-INPUTS_ARROW = to_arrow_schema(INPUTS)
+INPUTS_ARROW = arrow_schema(INPUTS)
 
 PROMOTIONS_ARROW = pa.schema(
     [

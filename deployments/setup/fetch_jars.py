@@ -18,7 +18,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from tasks.errors import WrongInput
-from tasks.spark.file_systems import FETCHED, store_jars
+from tasks.spark.file_systems import FETCHED, HADOOP, store_jars
 from tasks.spark.jvm import DELTA_PACKAGE, check_java, jars_folder
 
 
@@ -40,15 +40,16 @@ class Jars:
 
 
 DELTA_DIGESTS = {
-    "delta-spark_2.13-4.0.1.jar": "a1e76860b19fe1e6b205a4ea7a9099a2f9575d39bb71d49b3e679b299d0efb91",
-    "delta-storage-4.0.1.jar": "ecc42c5aaa51c423312d9e4e48aa4a12b34740bf2c37de0e8f279277ec3d12e4",
+    "delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+    "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
 }
 """Jars of Delta that Spark does not ship (antlr4-runtime comes with Spark)."""
 
-# HADOOP is the version of Spark's own Hadoop client. The modules of the SDK that S3A uses are 11 MB, the bundle of all
-# services, which its metadata asks for, 560 MB. Hadoop was built with 2.24.6, of which one module was never published;
-# 2.24.12 is the last release of 2.24.
-HADOOP, AWS_SDK = "3.4.1", "2.24.12"
+# Delta's second connector, which reads tables of a Unity Catalog. Nothing here uses it.
+OTHER_CONNECTOR = ("io.delta:delta-kernel-*", "io.unitycatalog:*", "org.scala-lang:*")
+
+# The modules of the SDK that S3A uses are 9 MB, the bundle of all services, which its metadata asks for, 560 MB.
+AWS_SDK = "2.35.4"  # Hadoop was built with it.
 STORES = {
     "s3a": (
         f"org.apache.hadoop:hadoop-aws:{HADOOP}",
@@ -70,7 +71,7 @@ def read_digests(scheme: str) -> dict[str, str]:
 def jars_of(name: str) -> Jars:
     """Return the jars of `delta`, or of the scheme of a store."""
     if name == "delta":
-        return Jars((DELTA_PACKAGE,), (), jars_folder(), DELTA_DIGESTS)
+        return Jars((DELTA_PACKAGE,), OTHER_CONNECTOR, jars_folder(), DELTA_DIGESTS)
     return Jars(STORES[name], EXCLUDED, store_jars(name), read_digests(name))
 
 
@@ -102,7 +103,7 @@ def fetch(jars: Jars) -> None:
         spark.stop()
         jars.folder.mkdir(parents=True, exist_ok=True)
         for found in Path(scratch, "jars").glob("*.jar"):
-            # The resolver prefixes file names with the group: org.apache.hadoop_hadoop-aws-3.4.1.jar.
+            # The resolver prefixes file names with the group: org.apache.hadoop_hadoop-aws-3.5.0.jar.
             name = found.name.partition("_")[2]
             if name not in jars.digests:
                 continue

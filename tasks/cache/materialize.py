@@ -293,7 +293,7 @@ def _build(
         with_files(spark, images, starts, content.classes)
         .repartition(num_tasks(total, cores, least=cores * 2), "split", "file")
         .sortWithinPartitions("split", "sha256")
-        .mapInArrow(writer, WRITTEN_COLUMNS)  # type: ignore[arg-type]  # takes an iterator, as documented
+        .mapInArrow(writer, WRITTEN_COLUMNS)
     )
     with counted("cache", total):
         parts = written.collect()

@@ -152,7 +152,7 @@ def map_files(spark: SparkSession, folder: str, files: pa.Table, mapper: Mapper,
     """
     if not are_small(folder, files.column(0).to_pylist()):
         frame = spark.createDataFrame(files).repartition(files.num_rows)
-        return [row.asDict() for row in frame.mapInArrow(mapper, schema).collect()]  # type: ignore[arg-type]  # an iterator in, as documented
+        return [row.asDict() for row in frame.mapInArrow(mapper, schema).collect()]
     batches = files.combine_chunks().to_batches(max_chunksize=1)
     with ThreadPoolExecutor(num_cores()) as pool:
         done = pool.map(lambda batch: [*mapper(iter([batch]))], batches)

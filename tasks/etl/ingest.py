@@ -138,7 +138,7 @@ def _read_new(
     else:
         files, reader = read_remote(spark, files, source.location), make_decoder(etl, target, edges, ended)
     writer = make_row_writer(reader, target, READ_ARROW)
-    written = files.mapInArrow(writer, "name string")  # type: ignore[arg-type]  # an iterator in, as documented
+    written = files.mapInArrow(writer, "name string")
     with counted("etl", listing.num_rows):
         names = [row["name"] for row in written.collect()]
     return spool_rows(read_rows(target, names, READ_ARROW), READ_ARROW, scratch)

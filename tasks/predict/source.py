@@ -132,7 +132,7 @@ def read_files(spark: SparkSession, files: pa.Table, location: Path | str) -> Da
     if isinstance(location, Path):
         check_file_visible(spark, str(location), files["path"][0].as_py(), SETTING)
         reader = make_file_reader(location)
-        return listed.mapInArrow(reader, READ)  # type: ignore[arg-type]  # an iterator in, as documented
+        return listed.mapInArrow(reader, READ)
     read = read_remote(spark, listed, location)
     reason = F.concat(F.lit(f"{Reason.UNREADABLE.value}: "), "unreadable")
     found = read.where(~F.coalesce(F.col("unreadable").startswith(VANISHED), F.lit(False)))  # Spark's literal

@@ -18,7 +18,6 @@ import org.apache.hadoop.fs.s3a.S3AFileSystem;
 import org.apache.hadoop.fs.s3a.S3AUtils;
 import org.apache.hadoop.fs.s3a.impl.PutObjectOptions;
 import org.apache.hadoop.io.IOUtils;
-import software.amazon.awssdk.awscore.AwsRequestOverrideConfiguration;
 import software.amazon.awssdk.awscore.exception.AwsServiceException;
 import software.amazon.awssdk.core.exception.SdkException;
 import software.amazon.awssdk.core.sync.RequestBody;
@@ -29,8 +28,9 @@ import software.amazon.awssdk.services.s3.model.PutObjectRequest;
  * Commits Delta's log to S3 by conditional puts, so that of two drivers with the same version only one succeeds.
  *
  * Delta's own log store for S3 excludes other commits of its own driver only. This one differs from it in the put:
- * `If-None-Match: *` makes the server refuse to replace an object. Hadoop 3.4.1 has no such option, so the request is
- * sent by its client, with its credentials and encryption. It is compiled on first use, as HadoopFiles.java is.
+ * `If-None-Match: *` makes the server refuse to replace an object. Hadoop's own conditional create can neither end
+ * with a lease nor know a commit whose response was lost, so the request is sent here, by Hadoop's client, with its
+ * credentials and encryption. It is compiled on first use, as HadoopFiles.java is.
  */
 public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
     private static final int EXISTS = 412;
@@ -95,10 +95,8 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
     private static void create(S3AFileSystem system, Path path, byte[] content) throws IOException {
         S3Client client = system.getS3AInternals().getAmazonS3Client("commit to Delta's log");
         PutObjectRequest.Builder put = (PutObjectRequest.Builder) system.getRequestFactory().newPutObjectRequestBuilder(
-            system.pathToKey(path), PutObjectOptions.keepingDirs(), (long) content.length, false);
-        put.overrideConfiguration((AwsRequestOverrideConfiguration)
-            ((AwsRequestOverrideConfiguration.Builder) AwsRequestOverrideConfiguration.builder()
-                .putHeader("If-None-Match", "*")).build());
+            system.pathToKey(path), PutObjectOptions.defaultOptions(), (long) content.length, false);
+        put.ifNoneMatch("*");
         PutObjectRequest request = (PutObjectRequest) put.build();
         for (int conflicts = 0;; conflicts++) {
             checkLease(path);

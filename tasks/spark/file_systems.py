@@ -27,6 +27,9 @@ logger = logging.getLogger("lakevision.spark")
 FETCHED = ("s3a", "abfss")
 """Schemes whose jars `make jars-SCHEME` downloads."""
 
+HADOOP = "3.5.0"
+"""Version of Spark's own Hadoop client, which a store's jars must have as well."""
+
 FEW_RETRIES = {
     "fs.s3a.attempts.maximum": "2",
     "fs.s3a.retry.limit": "1",
@@ -58,8 +61,8 @@ def scheme_of(url: str) -> str | None:
 
 
 def store_jars(scheme: str) -> Path:
-    """Return the folder of the jars of a store."""
-    return download_cache() / "jars" / scheme
+    """Return the folder of the jars of a store; those that are downloaded have one for each version of Hadoop."""
+    return download_cache() / "jars" / (f"{scheme}-{HADOOP}" if scheme in FETCHED else scheme)
 
 
 def load_jars(spark: SparkSession, jars: Iterable[Path]) -> None:

@@ -11,8 +11,8 @@ import pyspark
 from tasks.environment import download_cache, java_command
 from tasks.errors import WrongInput
 
-DELTA_PACKAGE = "io.delta:delta-spark_2.13:4.0.1"
-DELTA_JARS = ("delta-spark_2.13-4.0.1.jar", "delta-storage-4.0.1.jar")
+DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+DELTA_JARS = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
 """Jars that Spark does not include (antlr4-runtime comes with Spark)."""
 
 JAVA_VERSIONS = ("17", "21")

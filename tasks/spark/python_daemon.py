@@ -38,4 +38,4 @@ if __name__ == "__main__":
         importlib.import_module(name)
     from pyspark.daemon import manager
 
-    manager()  # type: ignore[no-untyped-call]  # PySpark's own has no types
+    manager()

@@ -70,6 +70,10 @@ def session_settings(
         "spark.sql.files.maxPartitionBytes": str(32 << 20),
         # All new predictions belong to one partition: one task would write them all.
         "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
+        # Maintenance decides which versions stay and how long files do. By default, Delta reads no version older
+        # than a week, and takes a week for the retention of a VACUUM, whatever the command says.
+        "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
+        "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",
         # JPEG files do not compress and are distinct.
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.hadoop.parquet.enable.dictionary": "false",

@@ -97,7 +97,10 @@ def named_files(spark: SparkSession, path: str, versions: Iterable[int]) -> Name
     """Return the data files of the newest version and of some others, to which the log can be replayed."""
     none, newest = _scala_none(), _newest(spark, path)
     kept, has_vectors = set(), False
-    for snapshot in [newest, *(_delta_log(spark, path).getSnapshotAt(version, none, none) for version in versions)]:
+    for snapshot in [
+        newest,
+        *(_delta_log(spark, path).getSnapshotAt(version, none, none, False) for version in versions),
+    ]:
         for row in _as_frame(spark, snapshot.allFiles()).select("path", "deletionVector.storageType").collect():
             kept.add(unquote(row["path"]))
             has_vectors |= row["storageType"] is not None

@@ -329,7 +329,7 @@ def stream_rows(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
                 writer.write_table(table)
             yield pa.RecordBatch.from_pydict({"packed": [sink.getvalue().to_pybytes()]})
 
-    packed = rows.mapInArrow(pack, "packed binary")  # type: ignore[arg-type]  # takes an iterator, as documented
+    packed = rows.mapInArrow(pack, "packed binary")
     for row in packed.toLocalIterator():
         yield from pa.ipc.open_stream(row["packed"]).read_all().cast(schema).to_batches()
 

@@ -13,14 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
-from pyspark.sql.pandas.types import to_arrow_schema
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import StorageConfig
 from tasks.etl.commits import IMAGES_PROPERTIES
-from tasks.schema import FILES, FILES_ARROW, IMAGES, IMAGES_ARROW, PREDICTIONS
+from tasks.schema import FILES, FILES_ARROW, IMAGES, IMAGES_ARROW, PREDICTIONS_ARROW
 from tasks.storage import Storage, resolve_storage
 from tasks.tables.direct_commits import add_files
 from tasks.tables.properties import table_properties
@@ -158,7 +157,7 @@ def main() -> None:
     add_files(storage.table("files"), files, None, FILES, values)
     for version in (OLD_VERSION, NEW_VERSION):
         chosen = {"model": MODEL, "version": version, "old": OLD_VERSION}
-        predictions = rows.read(PREDICTIONS_QUERY, to_arrow_schema(PREDICTIONS), ROWS_PER_FILE // 10, **chosen)
+        predictions = rows.read(PREDICTIONS_QUERY, PREDICTIONS_ARROW, ROWS_PER_FILE // 10, **chosen)
         deltalake.write_deltalake(storage.table("predictions"), predictions, mode="append")
     print(f"{count} files below {source}")
 

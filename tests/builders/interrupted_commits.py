@@ -19,7 +19,6 @@ import deltalake
 import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.config.maintenance import MaintainConfig
 from tasks.config.prediction import PredictConfig
@@ -27,7 +26,7 @@ from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import maintain_table
 from tasks.predict.predictions import write
 from tasks.refs import ModelRef
-from tasks.schema import PREDICTIONS, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
+from tasks.schema import PREDICTIONS, PREDICTIONS_ARROW, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
 from tasks.spark.session import keep_spark, spark_session
 from tasks.storage import Storage
 from tasks.stream.query import run_query
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from tests.builders.killed_runs import EndedRun
 
 ROWS = 10
-PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
 START_SECONDS = 240
 
 

@@ -9,7 +9,6 @@ import deltalake
 import mlflow
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig, RollbackConfig
@@ -20,7 +19,7 @@ from tasks.registry.aliases import CHAMPION
 from tasks.registry.decision import Approval
 from tasks.registry.promote import promote_best
 from tasks.registry.rollback import roll_back
-from tasks.schema import PREDICTIONS
+from tasks.schema import PREDICTIONS_ARROW
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking.classifier_files import fetch_registered
 from tasks.tracking.models import model_with_alias
@@ -181,7 +180,7 @@ def test_both_models_are_judged_on_predictions_from_the_same_bytes(source, stora
         }
         for number, image in enumerate(images)
     ]
-    known = pa.Table.from_pylist(rows, to_arrow_schema(PREDICTIONS))
+    known = pa.Table.from_pylist(rows, PREDICTIONS_ARROW)
     deltalake.write_deltalake(storage.table("predictions"), known)
     found = ImageClassifier.load(tmp_path / "classifier-1").predict([image["content"] for image in images])
     right = sum(one.label == image["label"] for one, image in zip(found, images, strict=True)) / 20

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from delta.tables import DeltaTable
 from mlflow.exceptions import MlflowException
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.cache.materialize import materialize_cache
 from tasks.config.cache import CacheConfig
@@ -28,7 +27,7 @@ from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
-from tasks.schema import PREDICTIONS, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
+from tasks.schema import PREDICTIONS_ARROW, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage, resolve_storage
 from tasks.tables import snapshots
@@ -179,7 +178,7 @@ def test_tracking_server_without_the_models_removes_nothing(
     by = [
         {"sha256": "a", "model_name": "lakevision", "model_version": version, "predicted_at": at} for version in (1, 2)
     ]
-    predictions = pa.Table.from_pylist(by, to_arrow_schema(PREDICTIONS))
+    predictions = pa.Table.from_pylist(by, PREDICTIONS_ARROW)
     append_rows(storage.table("predictions"), predictions, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
     laptop = make_home("laptop").model_copy(update={"tables": storage.tables})
     remove = MaintainConfig(vacuum_hours=0, keep_model_versions=1)
@@ -236,7 +235,7 @@ def test_predictions_by_old_versions_are_removed(spark, prepared, storage, any_r
         for version in versions
         for sha256 in "ab"
     ]
-    predictions = pa.Table.from_pylist(rows, to_arrow_schema(PREDICTIONS))
+    predictions = pa.Table.from_pylist(rows, PREDICTIONS_ARROW)
     append_rows(storage.table("predictions"), predictions, PREDICTIONS_PROPERTIES, PREDICTIONS_PARTITION)
 
     def left() -> Counter[tuple[str, int]]:
@@ -332,10 +331,10 @@ def test_version_younger_than_the_retention_stays_without_its_tombstones(spark, 
     done = maintain_table(spark, first.path, MaintainConfig(vacuum_hours=1), [])
 
     assert done.files_deleted == 0
-    assert hashes(first) == held
+    assert hashes(first) == hashes_by_spark(spark, first) == held
     kept = maintain_table(spark, first.path, MaintainConfig(vacuum_hours=0), [first.version])
     assert kept.files_deleted > 0
-    assert hashes(first) == held
+    assert hashes(first) == hashes_by_spark(spark, first) == held
     assert (
         snapshots.newest_snapshot(spark, first.path).properties["delta.logRetentionDuration"] == "interval 36500 days"
     )

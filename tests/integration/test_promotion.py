@@ -14,7 +14,6 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from flows.promote import promote
 from flows.rollback import rollback
@@ -35,7 +34,7 @@ from tasks.registry.decision import Approval
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
-from tasks.schema import PREDICTIONS
+from tasks.schema import PREDICTIONS, PREDICTIONS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.tables.snapshots import newest_snapshot
@@ -50,7 +49,6 @@ from tests.builders.hand_made_cache import SIDE, hand_made_cache
 from tests.builders.untrained_model import PHOTOS, log_run
 
 NAME = "photos"
-PREDICTIONS_ARROW = to_arrow_schema(PREDICTIONS)
 NAMED = PromoteConfig(model_name=NAME)
 REPLACING = PromoteConfig(model_name=NAME, replace_unusable=True)
 

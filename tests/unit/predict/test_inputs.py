@@ -6,12 +6,11 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tasks.predict.inputs import pending_files
 from tasks.predict.source import ListedSource
 from tasks.refs import ModelRef
-from tasks.schema import ADDED_TO_FILES, FILE_ARROW, INPUTS_ARROW, PREDICTIONS
+from tasks.schema import ADDED_TO_FILES, FILE_ARROW, INPUTS_ARROW, PREDICTIONS_ARROW
 from tasks.storage import Storage
 
 NOON = datetime(2025, 5, 6, 12, tzinfo=UTC)
@@ -40,7 +39,7 @@ def test_touched_file_is_read_again_with_the_content_that_is_known(
     deltalake.write_deltalake(storage.table("inputs"), inputs)
     model = ModelRef(name="photos", version=1, run_id="run")
     row = {"sha256": "aa", "model_name": "photos", "model_version": 1, "predicted_at": NOON}
-    predictions = pa.Table.from_pylist([row], to_arrow_schema(PREDICTIONS))
+    predictions = pa.Table.from_pylist([row], PREDICTIONS_ARROW)
     deltalake.write_deltalake(storage.table("predictions"), predictions, partition_by=["model_version"])
     source = ListedSource("/photos", pa.Table.from_pylist([FILE | change], FILE_ARROW), None)
 
