@@ -1,5 +1,7 @@
 """Environment variables."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tasks.environment import (
 )
 from tasks.errors import WrongInput
 from tasks.text.markup import markdown_link
+from tests.builders.processes import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +196,14 @@ def test_database_outside_the_stack_has_no_page(monkeypatch: pytest.MonkeyPatch)
     assert mlflow_page("sqlite:////stack/mlflow.db", "/#/runs/1") == "http://127.0.0.1:5000/#/runs/1"
     assert markdown_link("run", None) == "run (no MLflow UI shows its database)"
     assert markdown_link("run", "http://x") == "[run](http://x)"
+
+
+@pytest.mark.parametrize(("given", "pool"), [({}, "jemalloc"), ({"ARROW_DEFAULT_MEMORY_POOL": "system"}, "system")])
+def test_arrow_allocates_by_jemalloc_unless_the_environment_chooses(monkeypatch, given, pool) -> None:
+    """PyArrow reads the variable once, at its import; a module that imports it does so after `tasks`."""
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    script = "import tasks.schema, pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    printed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == pool
