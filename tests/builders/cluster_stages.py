@@ -112,7 +112,8 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
             )
             for name, files, given_source in (("of-table", 1000, None), ("of-folder", 20, str(source)))
         ]
-        maintained = maintain_tables(MaintainConfig(), storage, spark_config)
+        # Of two drivers at once, each has a tracking server of its own.
+        maintained = maintain_tables(MaintainConfig(trust_tracking=True), storage, spark_config)
         refusals = refusals_of_private_folders(source, etl.images, storage, spark_config)
         with spark_session(spark_config, storage) as spark:
             context = spark.sparkContext
