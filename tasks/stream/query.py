@@ -21,9 +21,8 @@ logger = logging.getLogger("lakevision.stream")
 WAIT_SECONDS = 0.5
 
 GONE = (
-    "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
+    "DELTA_LOG_FILE_NOT_FOUND",
     "DELTA_MISSING_FILES_UNEXPECTED_VERSION",
-    "DELTA_CHANGE_DATA_FILE_NOT_FOUND",
     "DELTA_FILE_NOT_FOUND",
     "DELTA_TRUNCATED_TRANSACTION_LOG",
     "DELTA_VERSIONS_NOT_CONTIGUOUS",
@@ -136,8 +135,15 @@ def explain_failure(text: str, path: str, checkpoint: str) -> Exception | None:
         )
     if "DELTA_SCHEMA_CHANGED" in text:
         return ColumnsChanged(path)
-    if "MALFORMED_LOG_FILE" in text:
-        return WrongInput(f"the checkpoint '{checkpoint}' of the stream is damaged", way_out=RESTART)
+    for condition, problem in (
+        ("MALFORMED_LOG_FILE", f"the checkpoint '{checkpoint}' of the stream is damaged"),
+        (
+            "DELTA_STREAMING_TRAILING_COMMIT_MISSING",
+            f"'{path}' has lost versions that the stream has read, as when an older copy takes its place",
+        ),
+    ):
+        if condition in text:
+            return WrongInput(problem, way_out=RESTART)
     if "CONCURRENT_STREAM_LOG_UPDATE" in text:
         return TableInUse(
             f"another driver runs the same stream, with the checkpoint '{checkpoint}'", way_out="run again later"
