@@ -146,7 +146,7 @@ _HOST_NAMES = frozenset(
 
 _LIBRARY_PREFIXES = (
     *("CUDA_", "NVIDIA_", "NCCL_", "UCX_", "FI_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_"),
-    *("KMP_", "GOMP_", "ONEDNN_", "DNNL_", "HF_"),
+    *("KMP_", "GOMP_", "ONEDNN_", "DNNL_", "HF_", "ARROW_"),
 )
 """Prefixes of libraries' settings; tokens among them, such as HF_TOKEN, are of services that no rank uses."""
 
@@ -157,9 +157,12 @@ freed; returning it to the kernel in between took a third of the CPU time of a t
 ignore them."""
 
 
-def worker_malloc() -> str:
-    """Return the tunables of glibc for Spark's Python workers: those of the environment, or MALLOC."""
-    return os.environ.get("GLIBC_TUNABLES", MALLOC)
+_MEMORY_NAMES = ("GLIBC_TUNABLES", "ARROW_DEFAULT_MEMORY_POOL")
+
+
+def worker_memory() -> dict[str, str]:
+    """Return the variables of Spark's Python workers that choose how memory is allocated, or MALLOC for glibc."""
+    return {"GLIBC_TUNABLES": MALLOC, **{name: os.environ[name] for name in _MEMORY_NAMES if name in os.environ}}
 
 
 CUBLAS_WORKSPACE = ":4096:8"

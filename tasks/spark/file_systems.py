@@ -47,6 +47,16 @@ FEW_RETRIES = {
 WAYS_OUT = {"s3a": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role"}
 CREDENTIALS = "give them in core-site.xml or a credential store of Hadoop (HADOOP_CONF_DIR)"
 
+GOOGLE = {
+    "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
+    "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
+    "fs.gs.block.size": str(64 << 20),
+}
+"""Settings of Google's connector where Hadoop's own defaults would hold.
+
+Those name classes that no jar of Spark has, and a block size of "64m", which Google's 3.1.18 takes for a number.
+"""
+
 LOG_STORE, PATH_STYLE = "spark.delta.logStore.s3a.impl", "fs.s3a.path.style.access"
 OWN_LOG_STORE = "lakevision.ConditionalPutLogStore"
 
@@ -117,6 +127,9 @@ def prepare_store(spark: SparkSession, url: str) -> None:
     load_jars(spark, sorted(store_jars(scheme).glob("*.jar")))
     context: Any = spark.sparkContext._jsc
     settings = context.hadoopConfiguration()
+    for name in GOOGLE.keys() if scheme == "gs" else ():
+        if _is_hadoops_default(settings, name):
+            settings.set(name, GOOGLE[name])
     try:
         connected_jvm().org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, settings)
     except Py4JJavaError as error:
@@ -124,12 +137,15 @@ def prepare_store(spark: SparkSession, url: str) -> None:
         problem, way_out = _missing_jars(scheme)
         raise WrongInput(f"'{url}' is a URL of {scheme}, {problem}", way_out=way_out) from None
     if scheme == "s3a":
-        is_default = "core-default.xml" in (settings.getPropertySources(PATH_STYLE) or ())
-        if s3_endpoint() is not None and is_default:
+        if s3_endpoint() is not None and _is_hadoops_default(settings, PATH_STYLE):
             settings.set(PATH_STYLE, "true")  # As boto3 does: a server of one's own has no host name for each bucket.
         _load_compiled(spark, Path(__file__).with_name("ConditionalPutLogStore.java"))
         context.sc().conf().setIfMissing(LOG_STORE, OWN_LOG_STORE)
     prepared.add(scheme)
+
+
+def _is_hadoops_default(settings: Any, name: str) -> bool:
+    return "core-default.xml" in (settings.getPropertySources(name) or ())
 
 
 def conditional_log_store(spark: SparkSession, url: str) -> Any:

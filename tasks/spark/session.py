@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
-from tasks.environment import PRELOAD, worker_malloc
+from tasks.environment import PRELOAD, worker_memory
 from tasks.spark import gateway
 from tasks.spark.cluster import is_authenticated_by_secret, is_local, python_of_workers, session_master
 from tasks.spark.jvm import check_java
@@ -161,7 +161,8 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
         raise
     session.sparkContext.setLogLevel("ERROR")
     # Of the Python workers alone; a setting spark.executorEnv would be that of an executor's JVM as well.
-    session.sparkContext.environment.setdefault("GLIBC_TUNABLES", worker_malloc())
+    for name, value in worker_memory().items():
+        session.sparkContext.environment.setdefault(name, value)
     return session
 
 

@@ -57,9 +57,8 @@ def session_settings(
         # Names of written files are collected from every task: bounded by the heap instead of 1 GB.
         "spark.driver.maxResultSize": "0",
         # The defaults are for rows of numbers; with images, batches of 10,000 or vectors of 4,096 rows are gigabytes.
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "128",
-        # 128 large photos, or Spark's default of 256 MB, are too much for each of many workers.
+        # 128 large photos, or Spark's default of 64 MB, are too much for each of many workers.
         "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
         "spark.sql.parquet.columnarReaderBatchSize": "128",
         "spark.hadoop.parquet.page.size.row.check.min": "4",
@@ -70,8 +69,8 @@ def session_settings(
         "spark.sql.files.maxPartitionBytes": str(32 << 20),
         # All new predictions belong to one partition: one task would write them all.
         "spark.databricks.delta.merge.repartitionBeforeWrite.enabled": "false",
-        # Maintenance decides which versions stay and how long files do. By default, Delta reads no version older
-        # than a week, and takes a week for the retention of a VACUUM, whatever the command says.
+        # Maintenance decides which versions stay and how long files do. By default, Delta reads no version older than
+        # delta.deletedFileRetentionDuration, a week, and keeps files as long, whatever a VACUUM says.
         "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
         "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled": "false",
         # JPEG files do not compress and are distinct.

@@ -126,7 +126,7 @@ def _daemon(
 ) -> Iterator[Path]:
     """Run a daemon of Spark in a folder of its own until the end of the block; yield its log."""
     (folder / "temp").mkdir(parents=True)
-    options = "-Dspark.authenticate=true -Dspark.network.crypto.enabled=true"
+    options = "-Dspark.authenticate=true -Dspark.network.crypto.enabled=true -Dspark.master.rest.enabled=false"
     environment = {
         **variables,
         "PATH": os.environ["PATH"],

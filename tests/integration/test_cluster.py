@@ -37,7 +37,10 @@ EPOCHS = 8
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory):
     """Start a cluster with a source in its shared folder, and with a worker more than its sessions use."""
-    with start_cluster(tmp_path_factory.mktemp("cluster"), num_workers=3) as started:
+    folder = tmp_path_factory.mktemp("cluster")
+    with start_cluster(folder, num_workers=3) as started:
+        # Its port would take programs from anybody.
+        assert "REST server" not in (folder / "master" / "log").read_text()
         write_images(started.shared / "source", PER_CLASS, side=128)
         yield started
 

@@ -278,6 +278,8 @@ def test_table_on_a_store_without_its_jars_is_refused(spark):
     """The error names the URL and what to fetch, before Delta is asked."""
     with pytest.raises(WrongInput, match=r"'gs://bucket/t' .* the jars for gs://"):
         newest_snapshot(spark, "gs://bucket/t")
+    # Hadoop's own default is "64m", which Google's connector takes for a number.
+    assert spark.sparkContext._jsc.hadoopConfiguration().getLong("fs.gs.block.size", 0) == 64 << 20
 
 
 def test_jvm_commits_to_a_store_only_within_its_lease(spark, store, s3fs_of_the_store):

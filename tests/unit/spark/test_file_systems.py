@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import pyspark
 import pytest
 
-from tasks.spark.file_systems import explain_problem, scheme_of, store_jars
+from tasks.spark.file_systems import HADOOP, explain_problem, scheme_of, store_jars
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,10 @@ def test_message_names_the_folder_for_the_jars_of_a_store(tmp_path: Path, monkey
     assert store_jars("gs") == tmp_path / "jars" / "gs"
     assert explained is not None
     assert str(tmp_path / "jars" / "gs") in explained[1]
+
+
+def test_jars_of_a_store_have_the_version_of_sparks_hadoop_client() -> None:
+    """An upgrade of Spark may bring another version of Hadoop."""
+    installed = Path(pyspark.__file__).with_name("jars").glob("hadoop-client-api-*.jar")
+
+    assert [jar.name for jar in installed] == [f"hadoop-client-api-{HADOOP}.jar"]
