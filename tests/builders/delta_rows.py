@@ -24,9 +24,14 @@ def data_files(path: str, version: int | None = None) -> list[Path]:
 def local_rows(path: str, *columns: str, version: int | None = None) -> pa.Table:
     """Return these columns of a table on a disk, by default all, in a folder of any name; no columns without rows."""
     files = [str(file) for file in data_files(path, version)]
-    return (
-        pyarrow.dataset.dataset(files, partitioning="hive").to_table(list(columns) or None) if files else pa.table({})
-    )
+    if not files:
+        return pa.table({})
+    table = deltalake.DeltaTable(path, version=version)
+    schema = pa.schema(table.schema().to_arrow())
+    # Delta writes partition columns into its files, too: their type is not to be guessed from a folder's name.
+    partitions = pa.schema([schema.field(name) for name in table.metadata().partition_columns])
+    partitioning = pyarrow.dataset.partitioning(partitions, flavor="hive")
+    return pyarrow.dataset.dataset(files, partitioning=partitioning).to_table(list(columns) or None)
 
 
 def newest_rows(spark: SparkSession, path: str, *columns: str) -> list[dict[str, Any]]:

@@ -44,8 +44,8 @@ class SshHosts:
     servers: "dict[str, subprocess.Popen[bytes]]"
 
     def sessions(self, host: str) -> list[psutil.Process]:
-        """Return the processes of sshd that serve the connections to a host."""
-        return psutil.Process(self.servers[host].pid).children()
+        """Return the processes of sshd that serve the connections to a host; OpenSSH 10 has two for each."""
+        return [process for process in self.processes(host) if process.name().startswith("sshd")]
 
     def processes(self, host: str) -> list[psutil.Process]:
         """Return all processes that ssh started on a host: agents and ranks."""
