@@ -47,14 +47,17 @@ FEW_RETRIES = {
 WAYS_OUT = {"s3a": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run where the machine has a role"}
 CREDENTIALS = "give them in core-site.xml or a credential store of Hadoop (HADOOP_CONF_DIR)"
 
-GOOGLE = {
-    "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
-    "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
-    "fs.gs.block.size": str(64 << 20),
+OWN_DEFAULTS = {
+    "gs": {
+        "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
+        "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
+        "fs.gs.block.size": str(64 << 20),
+    }
 }
-"""Settings of Google's connector where Hadoop's own defaults would hold.
+"""Hadoop's settings that have another default here, by scheme.
 
-Those name classes that no jar of Spark has, and a block size of "64m", which Google's 3.1.18 takes for a number.
+For gs, Hadoop names classes that no jar of Spark has, and a block size of "64m", which Google's connector 3.1.18 takes
+for a number.
 """
 
 LOG_STORE, PATH_STYLE = "spark.delta.logStore.s3a.impl", "fs.s3a.path.style.access"
@@ -127,9 +130,9 @@ def prepare_store(spark: SparkSession, url: str) -> None:
     load_jars(spark, sorted(store_jars(scheme).glob("*.jar")))
     context: Any = spark.sparkContext._jsc
     settings = context.hadoopConfiguration()
-    for name in GOOGLE.keys() if scheme == "gs" else ():
+    for name, value in OWN_DEFAULTS.get(scheme or "", {}).items():
         if _is_hadoops_default(settings, name):
-            settings.set(name, GOOGLE[name])
+            settings.set(name, value)
     try:
         connected_jvm().org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, settings)
     except Py4JJavaError as error:
