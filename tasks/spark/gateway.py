@@ -125,8 +125,13 @@ def _root_message(error: Py4JJavaError) -> str:
 def shorten_exception(text: str) -> str:
     """Return the useful part of a JVM exception's text, which may include the stack trace of a task."""
     first = text.split("\n\tat ", maxsplit=1)[0]
-    # To the JVM, a worker that dies before it has sent its process id is a closed socket and nothing more.
-    if "Python worker exited unexpectedly" in text or ("EOFException" in text and "spark.api.python" in text):
+    # To the JVM, a worker that dies before it has sent its process id is a closed socket and nothing more, and one that
+    # dies right afterwards has no process of this id.
+    if (
+        "Python worker exited unexpectedly" in text
+        or "Python daemon failed to launch worker." in text
+        or ("EOFException" in text and "spark.api.python" in text)
+    ):
         return (
             "a Python worker of Spark was killed, as the kernel does when memory runs out: run again, or with "
             f"fewer concurrent workers (spark.master local[1]); Spark's message: {first}"

@@ -17,16 +17,19 @@ def delta_rows(table: deltalake.DeltaTable, *columns: str) -> pa.Table:
 
 def data_files(path: str, version: int | None = None) -> list[Path]:
     """Return the data files of a table on a disk, at a version or the newest."""
-    actions = pa.table(deltalake.DeltaTable(path, version=version).get_add_actions())
-    return [Path(path, unquote(name)) for name in actions["path"].to_pylist()]
+    return _files_of(path, deltalake.DeltaTable(path, version=version))
+
+
+def _files_of(path: str, table: deltalake.DeltaTable) -> list[Path]:
+    return [Path(path, unquote(name)) for name in pa.table(table.get_add_actions())["path"].to_pylist()]
 
 
 def local_rows(path: str, *columns: str, version: int | None = None) -> pa.Table:
     """Return these columns of a table on a disk, by default all, in a folder of any name; no columns without rows."""
-    files = [str(file) for file in data_files(path, version)]
+    table = deltalake.DeltaTable(path, version=version)
+    files = [str(file) for file in _files_of(path, table)]
     if not files:
         return pa.table({})
-    table = deltalake.DeltaTable(path, version=version)
     schema = pa.schema(table.schema().to_arrow())
     # Delta writes partition columns into its files, too: their type is not to be guessed from a folder's name.
     partitions = pa.schema([schema.field(name) for name in table.metadata().partition_columns])

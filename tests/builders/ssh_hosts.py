@@ -5,7 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,12 @@ class SshHosts:
 
     def sessions(self, host: str) -> list[psutil.Process]:
         """Return the processes of sshd that serve the connections to a host; OpenSSH 10 has two for each."""
-        return [process for process in self.processes(host) if process.name().startswith("sshd")]
+        found = []
+        for process in self.processes(host):
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                if process.name().startswith("sshd"):
+                    found.append(process)
+        return found
 
     def processes(self, host: str) -> list[psutil.Process]:
         """Return all processes that ssh started on a host: agents and ranks."""

@@ -161,8 +161,11 @@ def test_workers_are_forked_from_one_process_that_has_imported_a_module(spark, m
 
 
 def test_closed_worker_socket_is_reported_as_a_killed_worker():
-    """The JVM reports a closed socket; the first lines of other exceptions stay as they are."""
+    """The JVM reports a closed socket or a missing process; the first lines of other exceptions stay as they are."""
+    missing = "java.lang.IllegalStateException: Python daemon failed to launch worker."
     assert shorten_exception(CLOSED_SOCKET).startswith("a Python worker of Spark was killed")
+    assert shorten_exception(missing).startswith("a Python worker of Spark was killed")
+    assert shorten_exception(f"{missing[:-1]} with code -1") == f"{missing[:-1]} with code -1"
     assert shorten_exception(CLOSED_SOCKET).endswith("java.io.EOFException")
     assert shorten_exception("java.io.EOFException\n\tat org.apache.parquet.Reader") == "java.io.EOFException"
 
