@@ -15,7 +15,9 @@ from PIL import Image
 from pyspark import Accumulator
 
 from tasks.config.etl import EtlConfig
-from tasks.model_package.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
+from tasks.model_package.decode import decode_sized, encode_jpeg, fit_within
+from tasks.model_package.reasons import BadImage, Reason
+from tasks.model_package.structure import MAX_PIXELS
 from tasks.paths import GONE, is_inside
 from tasks.refs import TEST, TRAIN, VAL
 from tasks.schema import IMAGES, READ_ARROW

@@ -19,7 +19,7 @@ from tasks.etl.labels import MAX_GROUPS
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, newest_commits, prepare_source, read_remote, relist_if_outdated
 from tasks.etl.stratify import SplitRule
-from tasks.model_package.decode import Reason
+from tasks.model_package.reasons import Reason
 from tasks.progress.count import counted
 from tasks.refs import EtlReport
 from tasks.schema import (

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from .decode import BadImage, decode_pixels
+from .decode import decode_pixels
 from .description import (
     DESCRIPTION_FILE,
     FILE_LIMITS,
@@ -32,6 +32,7 @@ from .description import (
     read_description,
 )
 from .network import ImageNetwork, WithoutMemory, build_network
+from .reasons import BadImage
 from .serving import available_precision, serving_network
 
 

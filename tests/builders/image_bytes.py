@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.model_package.decode import BadImage, Reason, decode_image
+from tasks.model_package.decode import decode_image
+from tasks.model_package.reasons import BadImage, Reason
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options: object) -> bytes:
@@ -115,6 +116,27 @@ def jpeg_with_segments(num_segments: int, body: bytes) -> bytes:
     content = encoded(Image.new("RGB", (16, 16)), "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
     return content[:2] + num_segments * segment + content[2:]
+
+
+def jpeg_segment(marker: int, data: bytes) -> bytes:
+    """Return a segment of a JPEG file."""
+    return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data
+
+
+def lossless_jpeg(side: int) -> bytes:
+    """Return a lossless JPEG file (ITU T.81, Annex H) of mid gray: every difference to the neighbour is 0, a bit."""
+    frame = struct.pack(">BHHB3B", 8, side, side, 1, 1, 0x11, 0)
+    table, scan = bytes([0, 1, *15 * [0], 0]), bytes([1, 1, 0, 1, 0, 0])
+    segments = jpeg_segment(0xC3, frame) + jpeg_segment(0xC4, table) + jpeg_segment(0xDA, scan)
+    return b"\xff\xd8" + segments + bytes(side * side // 8) + b"\xff\xd9"
+
+
+def jpeg_with_frame(frame: int, precision: int = 8) -> bytes:
+    """Return a JPEG file whose frame header has another marker and precision, in bits."""
+    content = bytearray(encoded(noise(64, 48), "JPEG"))
+    place = content.index(b"\xff\xc0")
+    content[place + 1], content[place + 4] = frame, precision
+    return bytes(content)
 
 
 def png_with_chunks(num_chunks: int, kind: bytes, data: bytes) -> bytes:

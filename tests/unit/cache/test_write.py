@@ -15,7 +15,8 @@ from tasks.cache.manifest import CacheFile
 from tasks.cache.write import PADDING, cache_schema
 from tasks.cache.write_images import CacheFileWriter, make_writer
 from tasks.config.cache import CacheConfig
-from tasks.model_package.decode import BadImage, decode_pixels
+from tasks.model_package.decode import decode_pixels
+from tasks.model_package.reasons import BadImage
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 
 SIDE = 16
