@@ -19,10 +19,12 @@ from .description import (
     DESCRIPTION_FILE,
     FILE_LIMITS,
     FORMAT,
+    NEWEST,
     TOP_K,
     UNSURE,
     WAY_OUT,
     WEIGHTS_FILE,
+    Decoding,
     Description,
     InvalidPackage,
     Precision,
@@ -66,6 +68,7 @@ class ImageClassifier:
         *,
         precision: Precision = "float32",
         temperature: float = 1.0,
+        decoding: Decoding = NEWEST,
     ) -> None:
         """Prepare a network for inference.
 
@@ -76,9 +79,11 @@ class ImageClassifier:
             device: Device of the computations.
             precision: Precision in which the network was tested; another one where the device does not compute in it.
             temperature: Divisor of the logits.
+            decoding: Decoding of the images that the network was trained on.
         """
         self.classes = tuple(classes)
         self.image_size = image_size
+        self.decoding = decoding
         self.precision = available_precision(precision, device)
         self._network = serving_network(network.to(device), self.precision, temperature)
         self._device = device
@@ -104,7 +109,7 @@ class ImageClassifier:
         places = []
         for place, content in enumerate(contents):
             try:
-                images.append(decode_pixels(content, self.image_size))
+                images.append(decode_pixels(content, self.image_size, self.decoding))
                 places.append(place)
             except BadImage as bad:
                 predictions[place] = Prediction(error=str(bad))
@@ -168,6 +173,7 @@ class ImageClassifier:
             device or torch.device("cuda" if torch.cuda.is_available() else "cpu"),
             precision=description.precision,
             temperature=description.temperature,
+            decoding=description.decoding,
         )
 
 
@@ -180,6 +186,7 @@ def save_classifier(
     *,
     precision: Precision = "float32",
     temperature: float = 1.0,
+    decoding: Decoding = NEWEST,
 ) -> None:
     """Write the weights and the description of a classifier to `folder`.
 
@@ -191,6 +198,7 @@ def save_classifier(
         image_size: Side of the square into which images are scaled, in pixels.
         precision: Precision in which the network was tested.
         temperature: Divisor of the logits.
+        decoding: Decoding of the images that the network was trained on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(state, folder / WEIGHTS_FILE)
@@ -202,6 +210,7 @@ def save_classifier(
         precision=precision,
         temperature=temperature,
         weights_sha256=file_sha256(folder / WEIGHTS_FILE),
+        decoding=decoding,
     )
     (folder / DESCRIPTION_FILE).write_text(description.model_dump_json(indent=2))
 

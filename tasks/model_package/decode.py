@@ -9,9 +9,11 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageFile
 
+from .description import NEWEST, Decoding
 from .reasons import FORMATS, BadImage, Reason, refusal
+from .samples import deep_mode, to_eight_bits
 from .structure import MAX_PIXELS, header_problem, layout_problem, scan_problem, without_metadata
 
 logger = logging.getLogger("lakevision.decode")
@@ -29,16 +31,14 @@ _TRANSPOSE_OF_ORIENTATION = {
 }
 """Transposition that makes an image upright, by EXIF orientation (tag 0x0112, Exif 2.32, section 4.6.4)."""
 
-
-_SWAPS_SIDES = frozenset({5, 6, 7, 8})
-"""Orientations whose transposition swaps width and height."""
+_KEEPS_SIDES = frozenset({Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180})
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16") or image.mode == "I":
-        # 16 bits per sample: keep the upper 8. PIL's own conversion clips at 255, which turns an image white.
+        # Version 1 keeps the upper 8 of 16 bits. PIL's own conversion clips at 255, which turns an image white.
         samples = np.asarray(image).astype(np.uint32)
         return Image.fromarray((samples >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -51,8 +51,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     raise BadImage(Reason.UNSUPPORTED_MODE, f"pixel mode {image.mode}")
 
 
-def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
-    """Transpose by the EXIF orientation; return the image, and whether width and height were swapped.
+def _transposition(image: Image.Image) -> Image.Transpose | None:
+    """Return the transposition that makes an image upright by its EXIF orientation, or None.
 
     PIL's own function also rewrites the other tags, and fails on invalid ones.
     """
@@ -61,12 +61,13 @@ def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
     # Damaged EXIF raises many kinds of errors; the pixels are intact, and only their orientation is unknown.
     except Exception as error:
         logger.debug("EXIF of an image cannot be read: %s", error)
-        return image, False
-    method = _TRANSPOSE_OF_ORIENTATION.get(orientation) if isinstance(orientation, int) else None
-    return (image, False) if method is None else (image.transpose(method), orientation in _SWAPS_SIDES)
+        return None
+    return _TRANSPOSE_OF_ORIENTATION.get(orientation) if isinstance(orientation, int) else None
 
 
-def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None) -> Image.Image:
+def decode_image(
+    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, decoding: Decoding = NEWEST
+) -> Image.Image:
     """Decode to RGB, upright by the EXIF orientation, with transparency on white; of an animation, the first frame.
 
     Args:
@@ -74,21 +75,24 @@ def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None =
         max_pixels: Maximum of width times height, read from the header before pixels are decoded.
         box: Side of the square into which the caller scales the result down, in pixels. A JPEG is then decoded at
             the nearest 1/2, 1/4 or 1/8 that is not smaller.
+        decoding: Version and settings.
 
     Raises:
         BadImage: The bytes are not a usable image; it has the reason.
     """
-    return decode_sized(content, max_pixels, box)[0]
+    return decode_sized(content, max_pixels, box, decoding=decoding)[0]
 
 
-def _load(
-    content: bytes, max_pixels: int, min_side: int, box: int | None = None
-) -> tuple[Image.Image, tuple[int, int]]:
-    """Return an image with its pixels, at a reduced scale where `box` allows it, and its width and height in the file.
+Sized = tuple[Image.Image, tuple[int, int]]
+"""An RGB image, upright, and the width and height (pixels, upright) of the original."""
+
+
+def _open(content: bytes, max_pixels: int, min_side: int) -> ImageFile.ImageFile:
+    """Open a file without decoding its pixels.
 
     Raises:
         BadImage: It is outside of the limits.
-        Exception: PIL cannot decode it.
+        Exception: PIL cannot open it.
     """
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
@@ -101,19 +105,32 @@ def _load(
     problem = scan_problem(content, image.width * image.height) or layout_problem(image, len(content))
     if problem is not None:
         raise BadImage(Reason.TOO_MANY_PARTS, problem)
-    size = image.size
+    return image
+
+
+def _decode(content: bytes, max_pixels: int, min_side: int, decoding: Decoding, box: int | None = None) -> Sized:
+    """Decode a file; at a reduced scale where `box` allows it.
+
+    Raises:
+        BadImage: It is outside of the limits, or has samples that cannot be shown.
+        Exception: PIL cannot decode it.
+    """
+    image = _open(content, max_pixels, min_side)
+    size, deep = image.size, deep_mode(image) if decoding.version > 1 else None
     if box is not None and image.format == "JPEG" and max(size) > box:
         # By the final sides and not the box: a wide image may be decoded at 1/2 long before both its sides are twice
         # the box.
         image.draft("RGB", fitted_size(size, box))
     image.load()
-    return image, size
+    rgb = _to_rgb(image if deep is None else to_eight_bits(image, content, deep, decoding.sample_bits))
+    if (method := _transposition(image)) is None:
+        return rgb, size
+    upright = rgb.transpose(method)
+    return upright, size if method in _KEEPS_SIDES else size[::-1]
 
 
-def _load_otherwise(
-    content: bytes, max_pixels: int, min_side: int, error: Exception
-) -> tuple[Image.Image, tuple[int, int]]:
-    """Return an image that `_load` could not decode: at its full scale, else without its metadata.
+def _decode_otherwise(content: bytes, max_pixels: int, min_side: int, decoding: Decoding, error: Exception) -> Sized:
+    """Decode a file of which `_decode` could not: at its full scale, else without its metadata.
 
     libjpeg decodes a lossless JPEG at its full scale only, and a damaged text does not change a pixel.
 
@@ -122,7 +139,7 @@ def _load_otherwise(
     """
     for tried in (content, without_metadata(content)):
         try:
-            return _load(tried, max_pixels, min_side)
+            return _decode(tried, max_pixels, min_side, decoding)
         except BadImage:
             raise
         except Exception as again:  # As in `decode_sized`.
@@ -131,8 +148,12 @@ def _load_otherwise(
 
 
 def decode_sized(
-    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
-) -> tuple[Image.Image, tuple[int, int]]:
+    content: bytes,
+    max_pixels: int = MAX_PIXELS,
+    box: int | None = None,
+    min_side: int = 1,
+    decoding: Decoding = NEWEST,
+) -> Sized:
     """Decode as `decode_image` does; return the image, and the width and height (pixels, upright) of the original.
 
     Args:
@@ -140,6 +161,7 @@ def decode_sized(
         max_pixels: As for `decode_image`.
         box: As for `decode_image`.
         min_side: Minimum of width and height, in pixels, read from the header as well.
+        decoding: As for `decode_image`.
 
     Raises:
         BadImage: The bytes are not a usable image; it has the reason.
@@ -148,15 +170,12 @@ def decode_sized(
         raise BadImage(Reason.ZERO_BYTES, "the file is empty")
     if (problem := header_problem(content)) is not None:
         raise BadImage(Reason.TOO_MANY_PARTS, problem)
-    limits = (max_pixels, min_side)
     try:
-        image, (width, height) = _load(content, *limits, box)
+        return _decode(content, max_pixels, min_side, decoding, box)
     except BadImage:
         raise
     except Exception as error:  # PIL reports damage with many kinds of errors, depending on the format.
-        image, (width, height) = _load_otherwise(content, *limits, error)
-    upright, swapped = _upright(image)
-    return _to_rgb(upright), (height, width) if swapped else (width, height)
+        return _decode_otherwise(content, max_pixels, min_side, decoding, error)
 
 
 def fitted_size(size: tuple[int, int], side: int) -> tuple[int, int]:
@@ -186,7 +205,7 @@ def letterbox(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
     return np.asarray(fitted, dtype=np.uint8)
 
 
-def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
+def decode_pixels(content: bytes, side: int, decoding: Decoding = NEWEST) -> npt.NDArray[np.uint8]:
     """Decode and letterbox: the only function from a source file's bytes to pixels.
 
     Returns:
@@ -195,7 +214,7 @@ def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
     Raises:
         BadImage: As `decode_image`. The size settings of the ETL are not enforced again: they apply at ingestion.
     """
-    return letterbox(decode_image(content, max_pixels=2 * MAX_PIXELS, box=side), side)
+    return letterbox(decode_image(content, 2 * MAX_PIXELS, side, decoding), side)
 
 
 def encode_jpeg(image: Image.Image, quality: int, subsampling: Literal["4:4:4", "4:2:0"]) -> bytes:

@@ -30,6 +30,38 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
+PNG_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
+"""Colour type of a PNG file by its number of channels."""
+
+
+def deep_png(samples_HWC: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
+    """Return a PNG file of samples of 16 bits, with additional chunks before its pixel data."""
+    height, width, channels = samples_HWC.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, PNG_COLOURS[channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples_HWC)
+    given = ((b"IHDR", header), *chunks, (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in given)
+
+
+def deep_tiff(samples_HWC: np.ndarray, **tags: int) -> bytes:
+    """Return an uncompressed TIFF file of samples of 16 bits, with additional tags by their numbers: t341=4095."""
+    height, width, channels = samples_HWC.shape
+    pixels = samples_HWC.astype("<u2").tobytes()
+    bits: int | tuple[int, int] = 16 if channels == 1 else (channels, len(pixels))
+    photometric = {1: 1, 3: 2, 4: 5}[channels]
+    given = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 0, 277: channels, 278: height}
+    given |= {279: len(pixels), **{int(name[1:]): value for name, value in tags.items()}}
+    return tiff_file(given, pixels + struct.pack(f"<{channels}L", *channels * [16]))
+
+
+def packed_tiff(samples_HW: np.ndarray) -> bytes:
+    """Return an uncompressed TIFF file of gray samples of 12 bits, two in three bytes."""
+    pixels = bytes.fromhex("".join(f"{sample:03x}" for sample in samples_HW.ravel()))
+    height, width = samples_HW.shape
+    given = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 0, 278: height, 279: len(pixels)}
+    return tiff_file(given, pixels)
+
+
 def png_header_only(width: int, height: int) -> bytes:
     """Return a PNG file with a header and without pixel data."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
