@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.config.cache import CacheConfig
 from tasks.config.frozen import RECORDED, hashed_settings
+from tasks.model_package.description import AS_BEFORE, Decoding
 from tasks.object_store import file_system
 from tasks.paths import local_path
 from tasks.refs import CacheRef, TableRef
@@ -47,6 +48,19 @@ class CacheSplit(BaseModel):
     rows: int
     rows_per_group: int
     files: tuple[CacheFile, ...]
+
+
+class QuarantinedImage(BaseModel):
+    """An image of the table that cannot be decoded, and is not in the cache."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sha256: str
+    split: str
+    reason: str
+    """Reason and detail."""
+    path: str = ""
+    """Path in the source, by the table `files`; empty if it has none."""
 
 
 class FeatureSettings(BaseModel):
@@ -84,8 +98,11 @@ class CacheManifest(BaseModel):
     stored_digest: str = ""
     """Digest of the stored bytes, labels and splits; empty in a cache of a release that did not record it."""
     settings: CacheConfig
+    decoding: Decoding = AS_BEFORE
+    """Decoding of the images: that of their table. Caches of earlier releases do not record it."""
     classes: tuple[str, ...]
     splits: dict[str, CacheSplit]
+    quarantined: tuple[QuarantinedImage, ...] = ()
     features: FeatureSettings | None = None
 
     @property
@@ -107,6 +124,8 @@ class CacheManifest(BaseModel):
             "classes": self.classes,
             "splits": {split: [file.sha256 for file in part.files] for split, part in self.splits.items()},
         }
+        if self.decoding != AS_BEFORE:
+            content["decoding"] = self.decoding.model_dump()
         if self.features is not None:
             content["features"] = hashed_settings(self.features, type(self.features).model_fields)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -8,22 +8,32 @@ import hashlib
 import json
 import logging
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tasks.cache.manifest import FORMAT, CacheFile, CacheManifest, CacheSplit, find_cache, write_manifest
+from tasks.cache.manifest import (
+    FORMAT,
+    CacheFile,
+    CacheManifest,
+    CacheSplit,
+    QuarantinedImage,
+    find_cache,
+    write_manifest,
+)
 from tasks.cache.sweep import CacheReadLock, discard, remove_unnamed, sweep_caches
 from tasks.cache.write import cache_bytes, check_disk, rows_per_file, rows_per_group
 from tasks.cache.write_images import WRITTEN_COLUMNS, make_writer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, loggable
+from tasks.model_package.description import AS_BEFORE, Decoding
 from tasks.object_store import file_system
 from tasks.progress.count import counted
 from tasks.refs import SPLITS, TRAIN, CacheRef, TableRef
@@ -37,11 +47,14 @@ from tasks.system.disk import check_writable, translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import snapshots
 from tasks.tables.delta import last_change
-from tasks.tables.properties import STORED_SIDE_PROPERTY
+from tasks.tables.properties import DECODE_VERSION_PROPERTY, SAMPLE_BITS_PROPERTY, STORED_SIDE_PROPERTY, with_defaults
 from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.cache")
 
+
+MAX_NAMED = 20
+"""Number of images that cannot be decoded that the log names; the manifest has all of them."""
 
 DIGEST_PARTS = 4
 """Integers of 60 bits in the digest of a group of rows."""
@@ -64,14 +77,18 @@ class Content:
     rows: dict[str, int]
 
 
-def stored_side_of(spark: SparkSession, table: TableRef) -> int | None:
-    """Return the longest side of images that the table stores unchanged, in pixels; None if it does not record one.
+def storing_of(spark: SparkSession, table: TableRef) -> tuple[int | None, Decoding]:
+    """Return the longest side of images that a table stores unchanged, in pixels, and the decoding of its images.
 
-    A table has one value for ever: the flow etl refuses another.
+    A table has one value of each for ever: the flow etl refuses another. The side is None if none is recorded.
     """
     snapshot = snapshots.newest_snapshot(spark, table.path)
-    side = "" if snapshot is None else snapshot.properties.get(STORED_SIDE_PROPERTY, "")
-    return int(side) if side.isdecimal() else None
+    found = with_defaults({} if snapshot is None else snapshot.properties)
+    side, bits = found.get(STORED_SIDE_PROPERTY, ""), found[SAMPLE_BITS_PROPERTY]
+    decoding = Decoding.model_validate(
+        {"version": int(found[DECODE_VERSION_PROPERTY]), "sample_bits": int(bits) if bits else None}
+    )
+    return int(side) if side.isdecimal() else None, decoding
 
 
 def read_content(images: DataFrame, table: TableRef, stored_side: int | None) -> Content:
@@ -83,7 +100,7 @@ def read_content(images: DataFrame, table: TableRef, stored_side: int | None) ->
     Args:
         images: Rows of the version.
         table: The version.
-        stored_side: As `stored_side_of`.
+        stored_side: As `storing_of`.
     """
     digests = {
         "original": F.concat_ws("|", "sha256", "label", "split"),
@@ -123,12 +140,14 @@ def _stored_bytes(columns: list[str], table: TableRef, stored_side: int | None) 
     return F.when(F.greatest("width", "height") <= stored_side, F.col("sha256")).otherwise(scaled)
 
 
-def has_content(cache: CacheManifest, content: Content, table: TableRef) -> bool:
-    """Return whether a cache has the content of a table version.
+def has_content(cache: CacheManifest, content: Content, table: TableRef, decoding: Decoding) -> bool:
+    """Return whether a cache has the content of a table version, decoded as the table's images are.
 
     Caches of older releases do not record the stored bytes. Such a cache has them if it was built from the same images
     of the same table, since a table has one `stored_side`.
     """
+    if cache.decoding != decoding:
+        return False
     if cache.stored_digest:
         return cache.stored_digest == content.stored_digest
     is_same_table = bool(table.table_id) and cache.table.table_id == table.table_id
@@ -156,9 +175,11 @@ def check_content(content: Content, table: TableRef) -> None:
             )
 
 
-def cache_key(content: Content, cache_config: CacheConfig) -> str:
+def cache_key(content: Content, cache_config: CacheConfig, decoding: Decoding) -> str:
     """Return the name of a cache: a hash of content and settings, not of the version, which OPTIMIZE changes too."""
     decisive = {"format": FORMAT, "stored": content.stored_digest, "settings": cache_config.decisive()}
+    if decoding != AS_BEFORE:
+        decisive["decoding"] = decoding.model_dump()
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -174,7 +195,11 @@ FileStarts = dict[str, list[str]]
 
 
 def plan_files(
-    spark: SparkSession | None, table: TableRef, rows_per_file: Mapping[str, int], storage: Storage
+    spark: SparkSession | None,
+    table: TableRef,
+    rows_per_file: Mapping[str, int],
+    storage: Storage,
+    left_out: Collection[str] = (),
 ) -> FileStarts:
     """Return the first sha256 of each cache file after the first, by split.
 
@@ -186,6 +211,7 @@ def plan_files(
         table: The version.
         rows_per_file: Number of rows of a file, by split.
         storage: Locations, for temporary files.
+        left_out: sha256 of images that the cache does not have.
     """
     starts: dict[str, list[str]] = {split: [] for split in rows_per_file}
     num_rows = dict.fromkeys(rows_per_file, 0)
@@ -194,6 +220,8 @@ def plan_files(
         for batch in relations.batches("FROM images ORDER BY split, sha256", KEYS_ARROW):
             for split, step in rows_per_file.items():
                 hashes = batch.filter(pc.equal(batch["split"], split))["sha256"]
+                if left_out:
+                    hashes = hashes.filter(pc.invert(pc.is_in(hashes, pa.array(left_out))))
                 starts[split] += hashes[-num_rows[split] % step :: step].to_pylist()
                 num_rows[split] += len(hashes)
     return {split: hashes[1:] for split, hashes in starts.items()}
@@ -250,14 +278,17 @@ def _find_or_build(
     check_writable(storage.cache, "storage.cache")
     with spark_session(spark_config, storage) as spark:
         images = snapshots.read_version(spark, table)
-        content = read_content(images, table, stored_side_of(spark, table))
+        stored_side, decoding = storing_of(spark, table)
+        content = read_content(images, table, stored_side)
         check_content(content, table)
-        url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache_config)}"
+        url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache_config, decoding)}"
         filesystem, root = file_system(url)
         filesystem.makedirs(storage.cache, exist_ok=True)
         # One process builds; the others wait for it, then find its cache.
         with exclusive_lock(url, spark), translate_disk_full(storage.cache, storage.home):
-            if found := find_cache(storage.cache, table, cache_config, lambda old: has_content(old, content, table)):
+            if found := find_cache(
+                storage.cache, table, cache_config, lambda old: has_content(old, content, table, decoding)
+            ):
                 logger.info("%s has the same content: nothing to build", found.url)
                 return found, False
             check_disk(url, cache_bytes(sum(content.rows.values()), cache_config))
@@ -265,7 +296,7 @@ def _find_or_build(
             filesystem.makedirs(root, exist_ok=True)
             try:
                 check_visible(spark, url, "storage.cache")
-                manifest = _build(spark, images, content, cache_config, table, url, storage)
+                manifest = _build(spark, images, content, cache_config, decoding, table, url, storage)
                 remove_unnamed(url, manifest)
                 ref = write_manifest(url, manifest).model_copy(update={"table": table})
             except BaseException:
@@ -280,23 +311,37 @@ def _build(
     images: DataFrame,
     content: Content,
     cache_config: CacheConfig,
+    decoding: Decoding,
     table: TableRef,
     url: str,
     storage: Storage,
+    quarantined: Sequence[QuarantinedImage] = (),
 ) -> CacheManifest:
-    groups = {split: rows_per_group(rows, cache_config) for split, rows in content.rows.items()}
+    """Write the files of a cache; again without the images that cannot be decoded, if there are any.
+
+    ETL has decoded them all, so such an image was stored by another release or program.
+    """
+    left_out = [image.sha256 for image in quarantined]
+    num_bad = Counter(image.split for image in quarantined)
+    rows_of = {split: rows - num_bad[split] for split, rows in content.rows.items()}
+    check_content(replace(content, rows=rows_of), table)
+    kept = images.where(~F.col("sha256").isin(left_out)) if left_out else images
+    groups = {split: rows_per_group(rows, cache_config) for split, rows in rows_of.items()}
     per_file = {split: rows_per_file(rows, cache_config) for split, rows in groups.items()}
-    starts = plan_files(spark, table, per_file, storage)
-    writer = make_writer(url, cache_config, groups, per_file, count_ended_tasks(spark.sparkContext))
-    total, cores = sum(content.rows.values()), num_task_slots(spark)
+    starts = plan_files(spark, table, per_file, storage, left_out)
+    writer = make_writer(url, cache_config, decoding, groups, per_file, count_ended_tasks(spark.sparkContext))
+    total, cores = sum(rows_of.values()), num_task_slots(spark)
     written = (
-        with_files(spark, images, starts, content.classes)
+        with_files(spark, kept, starts, content.classes)
         .repartition(num_tasks(total, cores, least=cores * 2), "split", "file")
         .sortWithinPartitions("split", "sha256")
         .mapInArrow(writer, WRITTEN_COLUMNS)
     )
     with counted("cache", total):
         parts = written.collect()
+    if bad := [QuarantinedImage.model_validate_json(part["quarantined"]) for part in parts if part["quarantined"]]:
+        everything = (*quarantined, *_with_paths(spark, bad, storage))
+        return _build(spark, images, content, cache_config, decoding, table, url, storage, everything)
     splits = {}
     for split in SPLITS:
         files = [CacheFile.model_validate_json(part["file"]) for part in parts if part["split"] == split]
@@ -305,13 +350,28 @@ def _build(
             rows_per_group=groups[split],
             files=tuple(sorted(files, key=lambda file: file.name)),
         )
-        assert splits[split].rows == content.rows[split], f"{splits[split].rows} of {content.rows[split]} rows written"
+        assert splits[split].rows == rows_of[split], f"{splits[split].rows} of {rows_of[split]} rows written"
     return CacheManifest(
         format=FORMAT,
         table=table,
         content_digest=content.digest,
         stored_digest=content.stored_digest,
         settings=cache_config,
+        decoding=decoding,
         classes=content.classes,
         splits=splits,
+        quarantined=tuple(quarantined),
     )
+
+
+def _with_paths(spark: SparkSession, bad: Sequence[QuarantinedImage], storage: Storage) -> list[QuarantinedImage]:
+    """Return images that cannot be decoded with their paths in the table `files`; log a warning that names them."""
+    files = snapshots.newest_snapshot(spark, storage.table("files"))
+    paths = {}
+    if files is not None:
+        rows = snapshots.read_version(spark, files.table).where(F.col("sha256").isin([image.sha256 for image in bad]))
+        paths = {row["sha256"]: row["path"] for row in rows.select("sha256", "path").collect()}
+    named = [image.model_copy(update={"path": paths.get(image.sha256, "")}) for image in bad]
+    shown = [f"{loggable(image.path) or image.sha256} ({loggable(image.reason)})" for image in named[:MAX_NAMED]]
+    logger.warning("%d images cannot be decoded, and are left out of the cache: %s", len(bad), ", ".join(shown))
+    return named

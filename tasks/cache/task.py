@@ -3,15 +3,17 @@
 import hashlib
 from typing import Any
 
+from prefect.artifacts import create_table_artifact
 from prefect.context import TaskRunContext
 
-from tasks.cache.manifest import find_cache
+from tasks.cache.manifest import find_cache, open_cache
 from tasks.cache.materialize import materialize_cache
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
 from tasks.orchestration.stage import skipped, stage
 from tasks.refs import CacheRef, TableRef
 from tasks.storage import Storage
+from tasks.text.markup import in_cells
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
@@ -24,4 +26,7 @@ def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str | None:
 def materialize(cache_config: CacheConfig, table: TableRef, storage: Storage, spark_config: SparkConfig) -> CacheRef:
     """Build the training cache of one Delta version unless it exists."""
     ref, built = materialize_cache(cache_config, table, storage, spark_config)
+    if built and (bad := open_cache(ref).quarantined):
+        about = f"Images of `{table.path}` version {table.version} that cannot be decoded: the cache lacks them"
+        create_table_artifact([in_cells(image.model_dump()) for image in bad], key="left-out", description=about)
     return ref if built else skipped(ref, f"{ref.url} exists already")

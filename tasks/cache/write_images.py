@@ -11,14 +11,16 @@ import pyarrow as pa
 from PIL import Image
 from pyspark import Accumulator
 
-from tasks.cache.manifest import CacheFile
+from tasks.cache.manifest import CacheFile, QuarantinedImage
 from tasks.cache.write import RowFileWriter, cache_schema
 from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import decode_pixels, encode_jpeg
+from tasks.model_package.description import Decoding
+from tasks.model_package.reasons import BadImage
 from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
 
-WRITTEN_COLUMNS = "split string, file string"
-"""Columns of a Spark task's report on each cache file that it wrote; `file` is a `CacheFile` as JSON."""
+WRITTEN_COLUMNS = "split string, file string, quarantined string"
+"""Columns of a Spark task's report: a `CacheFile` that it wrote, or a `QuarantinedImage` that it did not, as JSON."""
 
 
 class CacheFileWriter(RowFileWriter):
@@ -43,33 +45,39 @@ class CacheFileWriter(RowFileWriter):
 def make_writer(
     url: str,
     cache_config: CacheConfig,
+    decoding: Decoding,
     rows_per_group: Mapping[str, int],
     rows_per_file: Mapping[str, int],
     ended: Accumulator[EndedParts] | None = None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function for `mapInArrow`.
 
-    It takes batches of (split, file, label_index, content), sorted by split and row, with all rows of a file in one
-    task. It yields one row of WRITTEN_COLUMNS per file, and adds each task that ends to `ended`.
+    It takes batches of (split, file, sha256, label_index, content), sorted by split and row, with all rows of a file in
+    one task. It yields rows of WRITTEN_COLUMNS, and adds each task that ends to `ended`.
     """
     driver = os.getpid()
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         count = WorkerCount("cache", driver, ended)
         written: list[tuple[str, CacheFile]] = []
+        bad: list[QuarantinedImage] = []
         images = (image for batch in batches for image in batch.to_pylist())
         for (split, number), of_file in itertools.groupby(images, operator.itemgetter("split", "file")):
             writer = CacheFileWriter(url, split, number, cache_config, rows_per_group[split])
             for row, image in enumerate(of_file, number * rows_per_file[split]):
-                pixels = decode_pixels(image["content"], cache_config.image_size)
-                writer.add(pixels, image["label_index"], row)
                 count.add(1)
+                try:
+                    pixels = decode_pixels(image["content"], cache_config.image_size, decoding)
+                except BadImage as error:
+                    bad.append(QuarantinedImage(sha256=image["sha256"], split=split, reason=str(error)))
+                else:
+                    writer.add(pixels, image["label_index"], row)
             written.append((split, writer.close()))
         count.close()
         if written:
             log_from_worker(f"wrote {len(written)} cache files, {sum(file.rows for _, file in written)} images")
-            yield pa.RecordBatch.from_pylist(
-                [{"split": each, "file": file.model_dump_json()} for each, file in written]
-            )
+            files = [{"split": each, "file": file.model_dump_json(), "quarantined": None} for each, file in written]
+            refused = [{"split": each.split, "file": None, "quarantined": each.model_dump_json()} for each in bad]
+            yield pa.RecordBatch.from_pylist([*files, *refused])
 
     return write

@@ -149,6 +149,18 @@ class EtlConfig(FrozenConfig):
     min_side: int = Field(
         2, ge=1, le=1024, description="Minimum side of an image, in pixels; images with a shorter one are quarantined"
     )
+    sample_bits: int | None = Field(
+        None,
+        ge=8,
+        le=31,
+        description="Bits that samples of more than 8 bits use, such as 12 for a 12-bit camera's 16-bit files. Empty: "
+        "as each file says; where it does not and the samples use less than a sixteenth of 16 bits, it is quarantined",
+    )
+    decode_version: Literal[1, 2] = Field(
+        2,
+        description="Version of the decoding of new tables; a table continues with its own. 1: as in tables of earlier "
+        "releases, the upper 8 of 16 bits. 2: samples are scaled by their range",
+    )
     replace_source: bool = Field(
         False, description="Allow a source or labels that the tables were not created from to replace their contents"
     )
@@ -163,6 +175,12 @@ class EtlConfig(FrozenConfig):
                 f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on",
                 setting="val_fraction",
                 way_out="make their sum less than 1",
+            )
+        if self.sample_bits is not None and self.decode_version == 1:
+            raise WrongInput(
+                f"sample_bits is {self.sample_bits}, but decode_version is 1, which does not use it",
+                setting="sample_bits",
+                way_out="leave out one of them",
             )
         if self.split_by == "file" and self.labels.by != "file":
             raise WrongInput(

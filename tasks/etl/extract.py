@@ -15,7 +15,10 @@ from PIL import Image
 from pyspark import Accumulator
 
 from tasks.config.etl import EtlConfig
-from tasks.model_package.decode import MAX_PIXELS, BadImage, Reason, decode_sized, encode_jpeg, fit_within
+from tasks.model_package.decode import decode_sized, encode_jpeg, fit_within
+from tasks.model_package.description import NEWEST, Decoding
+from tasks.model_package.reasons import BadImage, Reason
+from tasks.model_package.structure import MAX_PIXELS
 from tasks.paths import GONE, is_inside
 from tasks.refs import TEST, TRAIN, VAL
 from tasks.schema import IMAGES, READ_ARROW
@@ -160,7 +163,8 @@ def examine_image(content: bytes, label: str | None, split: str | None, etl: Etl
     if missing := _missing_label(label, split, etl):
         return row | {"reason": missing[0].value, "detail": missing[1]}
     try:
-        stored = store_image(content, etl.stored_side, etl.max_pixels, etl.min_side)
+        decoding = Decoding(version=etl.decode_version, sample_bits=etl.sample_bits)
+        stored = store_image(content, etl.stored_side, etl.max_pixels, etl.min_side, decoding)
     except BadImage as bad:
         return row | {"reason": bad.reason.value, "detail": bad.detail}
     row["split"] = split or split_of(row["sha256"], etl.split_seed, etl.val_fraction, etl.test_fraction)
@@ -190,7 +194,13 @@ class StoredImage(NamedTuple):
     """64-bit perceptual hash of the image as it is stored, as a signed integer."""
 
 
-def store_image(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS, min_side: int = 1) -> StoredImage:
+def store_image(
+    content: bytes,
+    stored_side: int,
+    max_pixels: int = MAX_PIXELS,
+    min_side: int = 1,
+    decoding: Decoding = NEWEST,
+) -> StoredImage:
     """Return the image to store for the content of a file.
 
     The image is always decoded, since only decoding detects damage. If no side exceeds `stored_side`, its bytes are
@@ -199,7 +209,7 @@ def store_image(content: bytes, stored_side: int, max_pixels: int = MAX_PIXELS, 
     Raises:
         BadImage: The bytes are not a usable image.
     """
-    image, (width, height) = decode_sized(content, max_pixels, stored_side, min_side)
+    image, (width, height) = decode_sized(content, max_pixels, stored_side, min_side, decoding)
     if max(width, height) > stored_side:
         image = fit_within(image, stored_side)
         # No chroma subsampling: it would be subsampled a second time when the image is scaled down later.

@@ -19,7 +19,7 @@ from tasks.etl.labels import MAX_GROUPS
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, newest_commits, prepare_source, read_remote, relist_if_outdated
 from tasks.etl.stratify import SplitRule
-from tasks.model_package.decode import Reason
+from tasks.model_package.reasons import Reason
 from tasks.progress.count import counted
 from tasks.refs import EtlReport
 from tasks.schema import (
@@ -87,7 +87,7 @@ def open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, so
     newest = {name: _open_table(spark, storage.table(name)) for name in ("images", "files")}
     found = {name: snapshot for name, snapshot in newest.items() if snapshot is not None}
     for existing in found.values():
-        etl = properties.with_table_split(etl, existing.properties)
+        etl = properties.continued(etl, existing.properties)
     made_with = next((existing.properties for existing in found.values()), {})
     wanted = properties.table_properties(etl, properties.source_property(source.location, storage.digits, made_with))
     replaced = False

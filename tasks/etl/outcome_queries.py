@@ -30,7 +30,7 @@ Of the parts to commit, and of the rows to change in them:
 - moved_in_parts, reassigned: images whose assigned split differs from the split in the part, and their parts.
 """
 
-from tasks.model_package.decode import Reason
+from tasks.model_package.reasons import Reason
 from tasks.schema import DUPLICATE, QUARANTINED, STORED
 
 KNOWN_LABELS = """

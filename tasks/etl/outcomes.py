@@ -15,7 +15,7 @@ from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
-from tasks.model_package.decode import Reason
+from tasks.model_package.reasons import Reason
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, TO_READ_ARROW, columns_of
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.parts import REWRITE_ARROW

@@ -14,15 +14,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from .decode import BadImage, decode_pixels
+from .decode import decode_pixels
 from .description import (
     DESCRIPTION_FILE,
     FILE_LIMITS,
     FORMAT,
+    NEWEST,
     TOP_K,
     UNSURE,
     WAY_OUT,
     WEIGHTS_FILE,
+    Decoding,
     Description,
     InvalidPackage,
     Precision,
@@ -32,6 +34,7 @@ from .description import (
     read_description,
 )
 from .network import ImageNetwork, WithoutMemory, build_network
+from .reasons import BadImage
 from .serving import available_precision, serving_network
 
 
@@ -65,6 +68,7 @@ class ImageClassifier:
         *,
         precision: Precision = "float32",
         temperature: float = 1.0,
+        decoding: Decoding = NEWEST,
     ) -> None:
         """Prepare a network for inference.
 
@@ -75,9 +79,11 @@ class ImageClassifier:
             device: Device of the computations.
             precision: Precision in which the network was tested; another one where the device does not compute in it.
             temperature: Divisor of the logits.
+            decoding: Decoding of the images that the network was trained on.
         """
         self.classes = tuple(classes)
         self.image_size = image_size
+        self.decoding = decoding
         self.precision = available_precision(precision, device)
         self._network = serving_network(network.to(device), self.precision, temperature)
         self._device = device
@@ -103,7 +109,7 @@ class ImageClassifier:
         places = []
         for place, content in enumerate(contents):
             try:
-                images.append(decode_pixels(content, self.image_size))
+                images.append(decode_pixels(content, self.image_size, self.decoding))
                 places.append(place)
             except BadImage as bad:
                 predictions[place] = Prediction(error=str(bad))
@@ -167,6 +173,7 @@ class ImageClassifier:
             device or torch.device("cuda" if torch.cuda.is_available() else "cpu"),
             precision=description.precision,
             temperature=description.temperature,
+            decoding=description.decoding,
         )
 
 
@@ -179,6 +186,7 @@ def save_classifier(
     *,
     precision: Precision = "float32",
     temperature: float = 1.0,
+    decoding: Decoding = NEWEST,
 ) -> None:
     """Write the weights and the description of a classifier to `folder`.
 
@@ -190,6 +198,7 @@ def save_classifier(
         image_size: Side of the square into which images are scaled, in pixels.
         precision: Precision in which the network was tested.
         temperature: Divisor of the logits.
+        decoding: Decoding of the images that the network was trained on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(state, folder / WEIGHTS_FILE)
@@ -201,6 +210,7 @@ def save_classifier(
         precision=precision,
         temperature=temperature,
         weights_sha256=file_sha256(folder / WEIGHTS_FILE),
+        decoding=decoding,
     )
     (folder / DESCRIPTION_FILE).write_text(description.model_dump_json(indent=2))
 

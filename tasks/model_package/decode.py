@@ -1,66 +1,24 @@
 """Image decoding: from bytes to an image or a reason for quarantine, and from an image to pixels.
 
 Cache, batch inference and serving all call `decode_pixels`, so that a model sees the same pixels as in training.
-
-The structure of a file is limited before it is decoded. A small file can take hours to decode, even if `max_pixels`
-limits its pixels. Each scan of a progressive JPEG covers all of them, and a header takes time per segment or chunk.
 """
 
 import io
 import logging
-import re
-import struct
-from collections.abc import Iterator
-from enum import StrEnum
-from itertools import islice
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile
+
+from .description import NEWEST, Decoding
+from .reasons import FORMATS, BadImage, Reason, refusal
+from .samples import deep_mode, to_eight_bits
+from .structure import MAX_PIXELS, header_problem, layout_problem, scan_problem, without_metadata
 
 logger = logging.getLogger("lakevision.decode")
 
 WHITE = (255, 255, 255)
-
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-"""Formats that are decoded, whatever the file's extension; others of PIL's run programs (EPS: Ghostscript)."""
-
-MAX_PIXELS = 89_478_485
-"""PIL's own limit, a quarter of a gigabyte of RGB."""
-
-MAX_SCANS = 100
-"""Maximum scans of a JPEG. libjpeg's own scripts have 10 for colour and 18 for CMYK, and mozjpeg chooses from 64
-candidates. libtiff has the same limit (JPEG_MAX_ALLOWED_SCAN_NUMBER)."""
-
-MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
-"""Maximum pixels times scans of a JPEG: 20 scans of the largest image that PIL decodes, which take seconds."""
-
-MAX_SEGMENTS = 5_000
-"""Maximum segments before the first scan of a JPEG. A segment has up to 64 KB, a colour profile up to 255 segments."""
-
-MAX_CHUNKS = 100_000
-"""Maximum chunks of a PNG. Encoders write pixels in chunks of 8 KB or more."""
-
-MAX_COMPRESSED = 32
-"""Maximum chunks of a PNG with compressed text or a colour profile: each may expand from a kilobyte to a megabyte."""
-
-MAX_RUN_LENGTH_PIXELS = 4 << 20
-"""Maximum pixels of a run-length encoded BMP, which PIL decodes in Python at 0.13 s per million, even without data."""
-
-MAX_TILE_PIXELS = 16 << 20
-"""Maximum pixels of a TIFF's tile that is larger than the image: libtiff allocates a whole tile."""
-
-MAX_COVERED = 8
-"""Maximum number of times that the strips of a TIFF cover its pixels: one per channel, and PIL decodes six."""
-
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
-"""A marker that libjpeg acts on: not a stuffed byte, a restart marker or a fill byte."""
-
-_FIRST_WITH_LENGTH, _START, _END, _SCAN = 0xC0, 0xD8, 0xD9, 0xDA
-_SCAN_BYTES = re.compile(rb"\xff\xda")
 
 _TRANSPOSE_OF_ORIENTATION = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -73,131 +31,14 @@ _TRANSPOSE_OF_ORIENTATION = {
 }
 """Transposition that makes an image upright, by EXIF orientation (tag 0x0112, Exif 2.32, section 4.6.4)."""
 
-
-_SWAPS_SIDES = frozenset({5, 6, 7, 8})
-"""Orientations whose transposition swaps width and height."""
-
-
-class Reason(StrEnum):
-    """Reason why a file is quarantined."""
-
-    ZERO_BYTES = "zero_bytes"
-    NOT_AN_IMAGE = "not_an_image"
-    TRUNCATED = "truncated"
-    TOO_MANY_PIXELS = "too_many_pixels"
-    TOO_MANY_PARTS = "too_many_parts"
-    TOO_SMALL = "too_small"
-    UNSUPPORTED_MODE = "unsupported_mode"
-    UNREADABLE = "unreadable"
-    LABEL_MISSING = "label_missing"
-    LABEL_CONFLICT = "label_conflict"
-    SPLIT_MISSING = "split_missing"
-    SPLIT_CONFLICT = "split_conflict"
-
-
-class BadImage(Exception):
-    """The bytes of a file are not a usable image.
-
-    Attributes:
-        reason: Reason for quarantine, a value to count and filter by.
-        detail: Details of the reason, a text for users.
-    """
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(f"{reason.value}: {detail}")
-        self.reason = reason
-        self.detail = detail
-
-
-def _jpeg_markers(content: bytes) -> Iterator[int]:
-    """Yield the markers of a JPEG after the first, except those within segments and after its end."""
-    place = 2
-    while (found := _MARKER.search(content, place)) is not None:
-        marker = found[0][1]
-        yield marker
-        if marker == _END:
-            return
-        place = found.end()
-        # libjpeg continues directly after a reserved marker: a length there would hide scans.
-        if marker >= _FIRST_WITH_LENGTH and marker != _START:
-            place += int.from_bytes(content[place : place + 2], "big")
-
-
-def _png_chunks(content: bytes) -> Iterator[bytes]:
-    place = len(_PNG)
-    while place + 8 <= len(content):
-        length, kind = struct.unpack_from(">I4s", content, place)
-        yield kind
-        place += length + 12
-
-
-def _header_problem(content: bytes) -> str | None:
-    """Return the reason why the header of a file would take too long to read, or None."""
-    if content.startswith(_JPEG):
-        for number, marker in enumerate(_jpeg_markers(content)):
-            if marker == _SCAN:
-                break
-            if number >= MAX_SEGMENTS:
-                return f"a JPEG with more than {MAX_SEGMENTS} segments before its first scan"
-    elif content.startswith(_PNG):
-        compressed = 0
-        for number, kind in enumerate(_png_chunks(content)):
-            if number >= MAX_CHUNKS:
-                return f"a PNG with more than {MAX_CHUNKS} chunks"
-            compressed += kind in {b"zTXt", b"iTXt", b"iCCP"}
-            if compressed > MAX_COMPRESSED:
-                return f"a PNG with more than {MAX_COMPRESSED} chunks of compressed text and profiles"
-    return None
-
-
-def scan_problem(content: bytes, num_pixels: int) -> str | None:
-    """Return the reason why the scans of a file with `num_pixels` would take too long to decode, or None."""
-    allowed = min(MAX_SCANS, MAX_SCANNED_PIXELS // max(num_pixels, 1))
-    # Within pixel data the byte FF is always stuffed, so this count is exact or, with thumbnails, too high.
-    if not content.startswith(_JPEG) or next(islice(_SCAN_BYTES.finditer(content), allowed, None), None) is None:
-        return None
-    scans = 0
-    for marker in _jpeg_markers(content):
-        scans += marker == _SCAN
-        if scans > allowed:
-            return f"a JPEG of {num_pixels} pixels with more than {allowed} scans"
-    return None
-
-
-def _tile_problem(image: TiffImagePlugin.TiffImageFile) -> str | None:
-    width, height = (image.tag_v2.get(tag) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
-    if isinstance(width, int) and isinstance(height, int):
-        # The sides of a tile are multiples of 16, so a tile may be slightly larger than the image.
-        whole = (image.width + 15) * (image.height + 15)
-        if width * height > max(MAX_TILE_PIXELS, whole):
-            return f"a TIFF of {image.width}x{image.height} pixels with tiles of {width}x{height}"
-    return None
-
-
-def _layout_problem(image: Image.Image, num_bytes: int) -> str | None:
-    """Return the reason why the pixels of an opened file would take too much time or memory, or None."""
-    tiles = image.tile if isinstance(image, ImageFile.ImageFile) else []
-    num_pixels = image.width * image.height
-    run_lengths = any(tile.codec_name == "bmp_rle" for tile in tiles)
-    if run_lengths and (num_pixels > MAX_RUN_LENGTH_PIXELS or num_bytes > 2 * MAX_RUN_LENGTH_PIXELS):
-        return (
-            f"a BMP with run lengths of {num_pixels} pixels and {num_bytes} bytes, of which at most "
-            f"{MAX_RUN_LENGTH_PIXELS} pixels and {2 * MAX_RUN_LENGTH_PIXELS} bytes are decoded"
-        )
-    if isinstance(image, TiffImagePlugin.TiffImageFile) and (problem := _tile_problem(image)) is not None:
-        return problem
-    boxes = (tile.extents or (0, 0, *image.size) for tile in tiles)
-    covered = sum(max(right - left, 0) * max(lower - upper, 0) for left, upper, right, lower in boxes)
-    if covered > MAX_COVERED * num_pixels:
-        return f"a file of {num_pixels} pixels in {len(tiles)} strips that cover {covered}"
-    return None
+_KEEPS_SIDES = frozenset({Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM, Image.Transpose.ROTATE_180})
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16") or image.mode == "I":
-        # 16 bits per sample: keep the upper 8. PIL's own conversion clips at 255, which turns an image white.
+        # Version 1 keeps the upper 8 of 16 bits. PIL's own conversion clips at 255, which turns an image white.
         samples = np.asarray(image).astype(np.uint32)
         return Image.fromarray((samples >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -210,8 +51,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     raise BadImage(Reason.UNSUPPORTED_MODE, f"pixel mode {image.mode}")
 
 
-def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
-    """Transpose by the EXIF orientation; return the image, and whether width and height were swapped.
+def _transposition(image: Image.Image) -> Image.Transpose | None:
+    """Return the transposition that makes an image upright by its EXIF orientation, or None.
 
     PIL's own function also rewrites the other tags, and fails on invalid ones.
     """
@@ -220,12 +61,13 @@ def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
     # Damaged EXIF raises many kinds of errors; the pixels are intact, and only their orientation is unknown.
     except Exception as error:
         logger.debug("EXIF of an image cannot be read: %s", error)
-        return image, False
-    method = _TRANSPOSE_OF_ORIENTATION.get(orientation) if isinstance(orientation, int) else None
-    return (image, False) if method is None else (image.transpose(method), orientation in _SWAPS_SIDES)
+        return None
+    return _TRANSPOSE_OF_ORIENTATION.get(orientation) if isinstance(orientation, int) else None
 
 
-def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None) -> Image.Image:
+def decode_image(
+    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, decoding: Decoding = NEWEST
+) -> Image.Image:
     """Decode to RGB, upright by the EXIF orientation, with transparency on white; of an animation, the first frame.
 
     Args:
@@ -233,16 +75,85 @@ def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, box: int | None =
         max_pixels: Maximum of width times height, read from the header before pixels are decoded.
         box: Side of the square into which the caller scales the result down, in pixels. A JPEG is then decoded at
             the nearest 1/2, 1/4 or 1/8 that is not smaller.
+        decoding: Version and settings.
 
     Raises:
         BadImage: The bytes are not a usable image; it has the reason.
     """
-    return decode_sized(content, max_pixels, box)[0]
+    return decode_sized(content, max_pixels, box, decoding=decoding)[0]
+
+
+Sized = tuple[Image.Image, tuple[int, int]]
+"""An RGB image, upright, and the width and height (pixels, upright) of the original."""
+
+
+def _open(content: bytes, max_pixels: int, min_side: int) -> ImageFile.ImageFile:
+    """Open a file without decoding its pixels.
+
+    Raises:
+        BadImage: It is outside of the limits.
+        Exception: PIL cannot open it.
+    """
+    try:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise BadImage(Reason.TOO_MANY_PIXELS, str(error)) from None
+    if image.width * image.height > max_pixels:
+        raise BadImage(Reason.TOO_MANY_PIXELS, f"{image.width}x{image.height} is more than {max_pixels} pixels")
+    if min(image.size) < min_side:
+        raise BadImage(Reason.TOO_SMALL, f"{image.width}x{image.height} has a side below {min_side} pixels")
+    problem = scan_problem(content, image.width * image.height) or layout_problem(image, len(content))
+    if problem is not None:
+        raise BadImage(Reason.TOO_MANY_PARTS, problem)
+    return image
+
+
+def _decode(content: bytes, max_pixels: int, min_side: int, decoding: Decoding, box: int | None = None) -> Sized:
+    """Decode a file; at a reduced scale where `box` allows it.
+
+    Raises:
+        BadImage: It is outside of the limits, or has samples that cannot be shown.
+        Exception: PIL cannot decode it.
+    """
+    image = _open(content, max_pixels, min_side)
+    size, deep = image.size, deep_mode(image) if decoding.version > 1 else None
+    if box is not None and image.format == "JPEG" and max(size) > box:
+        # By the final sides and not the box: a wide image may be decoded at 1/2 long before both its sides are twice
+        # the box.
+        image.draft("RGB", fitted_size(size, box))
+    image.load()
+    rgb = _to_rgb(image if deep is None else to_eight_bits(image, content, deep, decoding.sample_bits))
+    if (method := _transposition(image)) is None:
+        return rgb, size
+    upright = rgb.transpose(method)
+    return upright, size if method in _KEEPS_SIDES else size[::-1]
+
+
+def _decode_otherwise(content: bytes, max_pixels: int, min_side: int, decoding: Decoding, error: Exception) -> Sized:
+    """Decode a file of which `_decode` could not: at its full scale, else without its metadata.
+
+    libjpeg decodes a lossless JPEG at its full scale only, and a damaged text does not change a pixel.
+
+    Raises:
+        BadImage: Its pixels cannot be decoded; it has the reason.
+    """
+    for tried in (content, without_metadata(content)):
+        try:
+            return _decode(tried, max_pixels, min_side, decoding)
+        except BadImage:
+            raise
+        except Exception as again:  # As in `decode_sized`.
+            logger.debug("an image cannot be decoded: %s", again)
+    raise refusal(content, error) from None
 
 
 def decode_sized(
-    content: bytes, max_pixels: int = MAX_PIXELS, box: int | None = None, min_side: int = 1
-) -> tuple[Image.Image, tuple[int, int]]:
+    content: bytes,
+    max_pixels: int = MAX_PIXELS,
+    box: int | None = None,
+    min_side: int = 1,
+    decoding: Decoding = NEWEST,
+) -> Sized:
     """Decode as `decode_image` does; return the image, and the width and height (pixels, upright) of the original.
 
     Args:
@@ -250,41 +161,21 @@ def decode_sized(
         max_pixels: As for `decode_image`.
         box: As for `decode_image`.
         min_side: Minimum of width and height, in pixels, read from the header as well.
+        decoding: As for `decode_image`.
 
     Raises:
         BadImage: The bytes are not a usable image; it has the reason.
     """
     if not content:
         raise BadImage(Reason.ZERO_BYTES, "the file is empty")
-    if (problem := _header_problem(content)) is not None:
+    if (problem := header_problem(content)) is not None:
         raise BadImage(Reason.TOO_MANY_PARTS, problem)
     try:
-        image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
-    except UnidentifiedImageError:
-        raise BadImage(Reason.NOT_AN_IMAGE, f"no image format starts with {content[:8]!r}") from None
-    except Image.DecompressionBombError as error:
-        raise BadImage(Reason.TOO_MANY_PIXELS, str(error)) from None
-    except Exception as error:  # PIL's plugins report a damaged header as struct, index, key and other errors.
-        raise BadImage(Reason.TRUNCATED, f"{type(error).__name__}: {error}") from None
-    if image.width * image.height > max_pixels:
-        raise BadImage(Reason.TOO_MANY_PIXELS, f"{image.width}x{image.height} is more than {max_pixels} pixels")
-    if min(image.size) < min_side:
-        raise BadImage(Reason.TOO_SMALL, f"{image.width}x{image.height} has a side below {min_side} pixels")
-    problem = scan_problem(content, image.width * image.height) or _layout_problem(image, len(content))
-    if problem is not None:
-        raise BadImage(Reason.TOO_MANY_PARTS, problem)
-    width, height = image.size
-    try:
-        if box is not None and image.format == "JPEG" and max(image.size) > box:
-            # By the final sides and not the box: a wide image may be decoded at 1/2 long before both its sides are
-            # twice the box.
-            image.draft("RGB", fitted_size(image.size, box))
-        image.load()
-    # PIL reports damage after the header with different exceptions, depending on the format.
-    except Exception as error:
-        raise BadImage(Reason.TRUNCATED, f"{type(error).__name__}: {error}") from None
-    upright, swapped = _upright(image)
-    return _to_rgb(upright), (height, width) if swapped else (width, height)
+        return _decode(content, max_pixels, min_side, decoding, box)
+    except BadImage:
+        raise
+    except Exception as error:  # PIL reports damage with many kinds of errors, depending on the format.
+        return _decode_otherwise(content, max_pixels, min_side, decoding, error)
 
 
 def fitted_size(size: tuple[int, int], side: int) -> tuple[int, int]:
@@ -314,7 +205,7 @@ def letterbox(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
     return np.asarray(fitted, dtype=np.uint8)
 
 
-def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
+def decode_pixels(content: bytes, side: int, decoding: Decoding = NEWEST) -> npt.NDArray[np.uint8]:
     """Decode and letterbox: the only function from a source file's bytes to pixels.
 
     Returns:
@@ -323,7 +214,7 @@ def decode_pixels(content: bytes, side: int) -> npt.NDArray[np.uint8]:
     Raises:
         BadImage: As `decode_image`. The size settings of the ETL are not enforced again: they apply at ingestion.
     """
-    return letterbox(decode_image(content, max_pixels=2 * MAX_PIXELS, box=side), side)
+    return letterbox(decode_image(content, 2 * MAX_PIXELS, side, decoding), side)
 
 
 def encode_jpeg(image: Image.Image, quality: int, subsampling: Literal["4:4:4", "4:2:0"]) -> bytes:

@@ -34,6 +34,25 @@ Label = Annotated[str, Field(min_length=1, max_length=1024)]
 """A class name; the limit is longer than any folder name."""
 
 
+class Decoding(BaseModel):
+    """Version and setting that decide the pixels of a file, besides its bytes."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    version: Literal[1, 2] = 2
+    """1: of samples of 16 bits the upper 8, whatever their range, without their transparent colour. 2: scaled by their
+    range, or refused, and the transparent colour lies on white."""
+    sample_bits: int | None = Field(None, ge=8, le=31)
+    """Bits that samples of more than 8 bits use; None: as the file says."""
+
+
+AS_BEFORE = Decoding(version=1)
+"""Decoding of tables, caches and models that do not record any."""
+
+NEWEST = Decoding()
+"""Decoding of new tables."""
+
+
 class InvalidPackage(ValueError):
     """The files of a model package are damaged, or were not written by this project; the message is one sentence.
 
@@ -82,6 +101,8 @@ class Description(BaseModel):
     """Divisor of the logits, fitted on the split `val`."""
     weights_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     """sha256 of the file of weights."""
+    decoding: Decoding = AS_BEFORE
+    """Decoding of the images that the model was trained on; models of earlier releases do not record it."""
 
     @field_validator("model")
     @classmethod

@@ -43,7 +43,7 @@ def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
     Classes are compared by name, in any form of Unicode.
 
     Raises:
-        WrongInput: The classifier takes images of another size.
+        WrongInput: The classifier takes images of another size, or decodes them otherwise.
         CacheDamaged: The cache has changed or is missing.
     """
     manifest = open_cache(cache)
@@ -51,6 +51,8 @@ def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
         raise WrongInput(
             f"it takes images of {classifier.image_size} pixels and the cache's have {manifest.image_size}"
         )
+    if classifier.decoding != manifest.decoding:
+        raise WrongInput(f"it decodes images by {classifier.decoding}, and the cache's are by {manifest.decoding}")
     # A class of the cache that the classifier does not have is -1, which is never predicted.
     indices = {label: index for index, label in enumerate(classifier.classes)}
     form_of = as_known(indices.keys())

@@ -18,7 +18,7 @@ from tasks.etl.extract import VANISHED, read_whole
 from tasks.etl.listing import ListedFiles, check_not_empty, local_files
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source, read_remote, remote_files, write_digits
-from tasks.model_package.decode import Reason
+from tasks.model_package.reasons import Reason
 from tasks.paths import GONE
 from tasks.schema import FILE_ARROW, TO_PREDICT_ARROW
 from tasks.spark.cluster import check_file_visible, num_task_slots

@@ -19,6 +19,9 @@ SOURCE_PROPERTY = f"{PREFIX}source"
 STORED_SIDE_PROPERTY = f"{PREFIX}stored_side"
 """Table property with the longest side of an image that is stored unchanged, in pixels."""
 
+DECODE_VERSION_PROPERTY, SAMPLE_BITS_PROPERTY = f"{PREFIX}decode_version", f"{PREFIX}sample_bits"
+"""Table properties with the version of decoding, and with the bits of deep samples where a setting says them."""
+
 PATTERN_PROPERTY = f"{PREFIX}labels.pattern"
 """Table property with the pattern of labels, which has one meaning in all forms of Unicode."""
 
@@ -49,18 +52,26 @@ def join_properties(configuration: Mapping[str, str], description: str | None) -
     return {name: str(value) for name, value in found if name.startswith(PREFIX)} | dict(configuration)
 
 
-def with_table_split(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
-    """Return the settings that a table is continued with: a table split by content keeps that split.
+def with_defaults(found: Mapping[str, str]) -> dict[str, str]:
+    """Return a table's properties, with the values of those that tables of earlier releases lack."""
+    return {DECODE_VERSION_PROPERTY: "1", SAMPLE_BITS_PROPERTY: "", **found}
 
-    `stratified` is the default for new tables, so it is not an error for other ones.
+
+def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
+    """Return the settings that a table is continued with: it keeps a split by content, and its version of decoding.
+
+    Defaults for new tables are not an error for other ones.
 
     Args:
         etl: The settings of the run.
         found: The table's properties.
     """
+    kept: dict[str, object] = {}
     if etl.split_by == "stratified" and found.get(f"{PREFIX}split_by") == "content":
-        return etl.model_copy(update={"split_by": "content"})
-    return etl
+        kept["split_by"] = "content"
+    if etl.decode_version == 2 and with_defaults(found)[DECODE_VERSION_PROPERTY] == "1":
+        kept["decode_version"] = 1
+    return etl.model_copy(update=kept)
 
 
 def source_property(location: Path | str, digits: Path, found: Mapping[str, str]) -> str:
@@ -109,6 +120,8 @@ def table_properties(etl: EtlConfig, source: Path | str) -> dict[str, str]:
         "split_seed": str(etl.split_seed),
         "val_fraction": str(etl.val_fraction),
         "test_fraction": str(etl.test_fraction),
+        "decode_version": str(etl.decode_version),
+        "sample_bits": str(etl.sample_bits or ""),
     }
     return {f"{PREFIX}{name}": value for name, value in settings.items()}
 
@@ -119,7 +132,7 @@ def check_properties(found: Mapping[str, str], wanted: Mapping[str, str], path: 
     Raises:
         WrongInput: A setting differs; the message names it, its value, and the table's value.
     """
-    replaced = False
+    replaced, found = False, with_defaults(found)
     for name, value in wanted.items():
         if found.get(name) == value or (
             name == PATTERN_PROPERTY and composed(found.get(name) or "") == composed(value)

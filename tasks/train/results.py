@@ -287,6 +287,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
             manifest.image_size,
             precision=served.precision,
             temperature=served.temperature,
+            decoding=manifest.decoding,
         )
         run.log_model(Path(scratch))
     logger.info("best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy)

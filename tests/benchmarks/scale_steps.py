@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from pyspark import SparkContext
 from pyspark.sql import functions as F
 
-from tasks.cache.materialize import plan_files, read_content, stored_side_of, with_files
+from tasks.cache.materialize import plan_files, read_content, storing_of, with_files
 from tasks.cache.write import rows_per_file, rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.config.maintenance import MaintainConfig
@@ -92,7 +92,7 @@ def cache_planning(folder: Path) -> int:
     with spark_session(SparkConfig(), storage) as spark:
         table = snapshots.latest(spark, storage.table("images"))
         images = snapshots.read_version(spark, table)
-        content = read_content(images, table, stored_side_of(spark, table))
+        content = read_content(images, table, storing_of(spark, table)[0])
         per_file = {split: rows_per_file(rows_per_group(rows, cache), cache) for split, rows in content.rows.items()}
         placed = with_files(spark, images, plan_files(spark, table, per_file, storage), content.classes)
         return int(placed.agg(F.count_distinct("split", "file")).collect()[0][0])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.model_package.decode import BadImage, Reason, decode_image
+from tasks.model_package.decode import decode_image
+from tasks.model_package.reasons import BadImage, Reason
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options: object) -> bytes:
@@ -27,6 +28,38 @@ def noise(width: int, height: int, seed: int = 1) -> Image.Image:
 def png_chunk(kind: bytes, data: bytes) -> bytes:
     """Return a chunk of a PNG file."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+PNG_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
+"""Colour type of a PNG file by its number of channels."""
+
+
+def deep_png(samples_HWC: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
+    """Return a PNG file of samples of 16 bits, with additional chunks before its pixel data."""
+    height, width, channels = samples_HWC.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, PNG_COLOURS[channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples_HWC)
+    given = ((b"IHDR", header), *chunks, (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in given)
+
+
+def deep_tiff(samples_HWC: np.ndarray, **tags: int) -> bytes:
+    """Return an uncompressed TIFF file of samples of 16 bits, with additional tags by their numbers: t341=4095."""
+    height, width, channels = samples_HWC.shape
+    pixels = samples_HWC.astype("<u2").tobytes()
+    bits: int | tuple[int, int] = 16 if channels == 1 else (channels, len(pixels))
+    photometric = {1: 1, 3: 2, 4: 5}[channels]
+    given = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 0, 277: channels, 278: height}
+    given |= {279: len(pixels), **{int(name[1:]): value for name, value in tags.items()}}
+    return tiff_file(given, pixels + struct.pack(f"<{channels}L", *channels * [16]))
+
+
+def packed_tiff(samples_HW: np.ndarray) -> bytes:
+    """Return an uncompressed TIFF file of gray samples of 12 bits, two in three bytes."""
+    pixels = bytes.fromhex("".join(f"{sample:03x}" for sample in samples_HW.ravel()))
+    height, width = samples_HW.shape
+    given = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 0, 278: height, 279: len(pixels)}
+    return tiff_file(given, pixels)
 
 
 def png_header_only(width: int, height: int) -> bytes:
@@ -115,6 +148,27 @@ def jpeg_with_segments(num_segments: int, body: bytes) -> bytes:
     content = encoded(Image.new("RGB", (16, 16)), "JPEG")
     segment = b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
     return content[:2] + num_segments * segment + content[2:]
+
+
+def jpeg_segment(marker: int, data: bytes) -> bytes:
+    """Return a segment of a JPEG file."""
+    return bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data
+
+
+def lossless_jpeg(side: int) -> bytes:
+    """Return a lossless JPEG file (ITU T.81, Annex H) of mid gray: every difference to the neighbour is 0, a bit."""
+    frame = struct.pack(">BHHB3B", 8, side, side, 1, 1, 0x11, 0)
+    table, scan = bytes([0, 1, *15 * [0], 0]), bytes([1, 1, 0, 1, 0, 0])
+    segments = jpeg_segment(0xC3, frame) + jpeg_segment(0xC4, table) + jpeg_segment(0xDA, scan)
+    return b"\xff\xd8" + segments + bytes(side * side // 8) + b"\xff\xd9"
+
+
+def jpeg_with_frame(frame: int, precision: int = 8) -> bytes:
+    """Return a JPEG file whose frame header has another marker and precision, in bits."""
+    content = bytearray(encoded(noise(64, 48), "JPEG"))
+    place = content.index(b"\xff\xc0")
+    content[place + 1], content[place + 4] = frame, precision
+    return bytes(content)
 
 
 def png_with_chunks(num_chunks: int, kind: bytes, data: bytes) -> bytes:

@@ -68,6 +68,30 @@ def test_every_image_is_in_the_cache_once_with_its_pixels_and_class(spark, image
     assert not wanted
 
 
+def test_image_that_cannot_be_decoded_is_left_out_and_named(spark, images, storage, caplog):
+    """An image that another program stored is a row of the manifest, and the other images are in the cache."""
+    spoilt = read_version(spark, images).where("split = 'train'").first()["sha256"]
+    DeltaTable.forPath(spark, images.path).update(f"sha256 = '{spoilt}'", {"content": "unhex('00')"})
+    changed = latest(spark, images.path)
+    rows = read_version(spark, changed).groupBy("split").count().collect()
+    files = read_version(spark, latest(spark, storage.table("files")))
+    path = files.where(f"sha256 = '{spoilt}'").first()["path"]
+
+    ref, _built = build(changed, storage)
+
+    manifest = open_cache(ref)
+    assert [(image.path, image.sha256, image.split) for image in manifest.quarantined] == [(path, spoilt, "train")]
+    assert manifest.quarantined[0].reason.startswith("not_an_image: ")
+    left_out = f"1 images cannot be decoded, and are left out of the cache: {path} (not_an_image: "
+    assert any(message.startswith(left_out) for message in caplog.messages)
+    expected = {row["split"]: row["count"] - (row["split"] == "train") for row in rows}
+    assert {split: part.rows for split, part in manifest.splits.items()} == expected
+    loader = CacheLoader(ref.url, manifest, "train", batch_size=7)
+    numbers = sorted(number for batch in loader.epoch(0) for number in batch.rows_B.tolist())
+    assert numbers == list(range(expected["train"]))
+    assert build(changed, storage) == (ref, False)
+
+
 def test_same_version_is_built_once_and_other_settings_build_another_cache(spark, images, storage):
     """The name of a cache depends on everything that affects its bytes."""
     first, _ = build(images, storage)

@@ -18,7 +18,7 @@ from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.storage import Storage, resolve_storage
 from tests.builders.etl_tables import etl_settings, ingest, ledger
-from tests.builders.image_bytes import run_length_bmp, scan_bomb, tiff_with_tile
+from tests.builders.image_bytes import jpeg_with_frame, png_with_chunks, run_length_bmp, scan_bomb, tiff_with_tile
 from tests.builders.processes import ROOT
 from tests.conftest import write_images
 
@@ -57,7 +57,10 @@ LINES = (
     Line("the same bytes in two", "quarantined", "split_conflict", ("train/red/leak.png", "val/red/leak.png")),
     Line("empty", "quarantined", "zero_bytes", ("train/red/empty.png",)),
     Line("no image", "quarantined", "not_an_image", ("train/red/text.jpg", "train/red/web.png")),
-    Line("cut off", "quarantined", "truncated", ("train/red/half.png", "train/red/damaged.png")),
+    Line("another format", "quarantined", "unsupported_format", ("train/red/xl.jpg", "train/red/twelve.jpg")),
+    Line("cut off", "quarantined", "truncated", ("train/red/half.png", "train/red/header.png")),
+    Line("damaged pixels", "quarantined", "damaged", ("train/red/damaged.png",)),
+    Line("damaged texts", "stored", None, ("train/red/notes.png",)),
     Line("more than", "quarantined", "too_many_pixels", ("train/red/bomb.png",)),
     Line("a JPEG of more than 100 scans", "quarantined", "too_many_parts", ("train/red/scans.jpg",)),
     Line("a BMP with run lengths", "quarantined", "too_many_parts", ("train/red/runs.png", "train/red/tile.png")),
@@ -123,7 +126,11 @@ def make_source(folder: Path) -> None:
         "empty.png": b"",
         "text.jpg": b"no image",
         "web.png": b"<html></html>",
+        "xl.jpg": b"\xff\x0a" + bytes(99),
+        "twelve.jpg": jpeg_with_frame(0xC1, 12),
         "half.png": whole[: len(whole) // 2],
+        "header.png": whole[:20],
+        "notes.png": png_with_chunks(1, b"zTXt", b"a\0\0" + zlib.compress(bytes(2 << 20))),
         "damaged.png": bytes(damaged),
         "bomb.png": bomb(20_000),
         "scans.jpg": scan_bomb(noise(19), 200),

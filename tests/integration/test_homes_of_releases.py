@@ -1,25 +1,33 @@
 """Homes of earlier releases: nothing is built, trained or renamed again, and predicted labels stay the same."""
 
+import hashlib
 import json
 import shutil
 from functools import partial
 from pathlib import Path
 
 import mlflow
+import numpy as np
+import pytest
 from deltalake import DeltaTable
 from PIL import Image
 
+from tasks.cache.manifest import open_cache
 from tasks.cache.materialize import materialize_cache
 from tasks.config.etl import EtlConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.etl.ingest import ingest_images
+from tasks.model_package.decode import decode_image
+from tasks.model_package.description import AS_BEFORE
+from tasks.predict.evaluation import load_registered
 from tasks.refs import ModelRef, RunRef
 from tasks.registry.promote import promote_best
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tasks.tune.search import TrialThread, search_parameters
 from tests.builders import release_home
+from tests.builders.image_bytes import deep_png, encoded
 from tests.builders.release_home import CACHE, CLASSES, FINISHED, FOLDER, INTERRUPTED, SEARCH, TRIALS, rows, storage_of
 from tests.builders.streams import stream
 from tests.builders.untrained_model import predict
@@ -85,10 +93,22 @@ def check_home(home: Path) -> None:
     # New images of the classes are images of these classes.
     for label, colour in CLASSES.items():
         Image.new("RGB", (24, 24), colour).save(FOLDER / "source" / label / "new.png")
+    # Samples of 12 bits in 16, which new tables refuse, are decoded as that release did.
+    deep = deep_png(np.random.default_rng(5).integers(0, 4096, (24, 24, 3)))
+    (FOLDER / "source" / "red" / "deep.png").write_bytes(deep)
     report = ingest_images(EtlConfig(source=source), storage, SparkConfig())
-    assert (report.read, report.stored, sorted(report.classes)) == (3, 40, sorted(CLASSES))
-    assert stream(storage, champion.name, predictions=f"{storage.tables}/stream/predictions").predicted == 3
-    assert stream(storage, champion.name, **of_folder).predicted == 3
-    assert predict(storage).predicted == 3
+    assert (report.read, report.stored, sorted(report.classes)) == (4, 41, sorted(CLASSES))
+    assert stream(storage, champion.name, predictions=f"{storage.tables}/stream/predictions").predicted == 4
+    assert stream(storage, champion.name, **of_folder).predicted == 4
+    assert predict(storage).predicted == 4
+    model = load_registered(champion, storage)
+    assert (model.decoding, open_cache(cache).decoding) == (AS_BEFORE, AS_BEFORE)
+    (expected,) = model.predict([encoded(decode_image(deep, decoding=AS_BEFORE))])
+    for name in ("predictions", "stream/predictions", "folder/predictions"):
+        found = {row["sha256"]: row for row in rows(f"{storage.tables}/{name}", "sha256", "probability", "error")}
+        assert found[hashlib.sha256(deep).hexdigest()]["error"] is None, name
+        assert found[hashlib.sha256(deep).hexdigest()]["probability"] == pytest.approx(expected.probability, abs=1e-5)
+    newer, is_built = materialize_cache(CACHE, report.images, storage, SparkConfig())
+    assert (is_built, open_cache(newer).decoding, open_cache(newer).quarantined) == (True, AS_BEFORE, ())
     if home != FOLDER / "home":
         assert {file: file.read_bytes() for file in (FOLDER / "home").rglob("*") if file.is_file()} == original

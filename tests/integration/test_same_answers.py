@@ -33,7 +33,7 @@ from tasks.refs import RunRef
 from tasks.registry.promote import promote_best
 from tasks.storage import Storage
 from tasks.tracking.tracked_run import tracked_run
-from tests.builders.image_bytes import encoded
+from tests.builders.image_bytes import deep_png, encoded, lossless_jpeg
 from tests.builders.processes import bare_environment
 
 NAME = "answers"
@@ -57,6 +57,9 @@ def images() -> dict[str, bytes]:
 
     made = {f"noise-{number}": encoded(noise(40 + 9 * number, 60), "JPEG") for number in range(9)}
     made |= {"transparent": encoded(noise(50, 30, "RGBA")), "gray": encoded(noise(33, 99, "L"), "BMP")}
+    samples = generator.integers(0, 4096, (40, 50, 3))
+    made |= {"sixteen": deep_png(samples * 16), "twelve": deep_png(samples, (b"sBIT", b"\x0c\x0c\x0c"))}
+    made |= {"lossless": lossless_jpeg(320), "unknown": deep_png(samples)}
     made |= {"empty": b"", "text": b"no image at all", "cut": made["noise-1"][:150]}
     return made
 
@@ -261,7 +264,10 @@ def test_all_ways_give_the_same_answers(spark: SparkSession, storage: Storage, t
     expected = of_python(folder)
 
     assert {row["label"] for row in expected} > {"unsure", None}
-    assert [name for name, row in zip(CONTENTS, expected, strict=True) if row["error"]] == ["empty", "text", "cut"]
+    bad = [name for name, row in zip(CONTENTS, expected, strict=True) if row["error"]]
+    assert bad == ["unknown", "empty", "text", "cut"]
+    answer_of = dict(zip(CONTENTS, expected, strict=True))
+    assert answer_of["sixteen"] == answer_of["twelve"]
     assert {len(row["top_labels"]) for row in expected} == {0, TOP_K}
     answers = {
         "one by one": of_one_image_after_the_other(folder),

@@ -9,6 +9,7 @@ from tasks.cache.materialize import Content, cache_key, check_content, has_conte
 from tasks.cache.write import MIN_ROW_GROUPS, cache_bytes, check_disk, rows_per_group
 from tasks.config.cache import CacheConfig
 from tasks.errors import WrongInput
+from tasks.model_package.description import AS_BEFORE, NEWEST, Decoding
 from tasks.refs import TableRef
 
 TABLE = TableRef(path="/tables/images", version=3)
@@ -45,21 +46,23 @@ def test_row_group_has_at_least_one_row(rows: int) -> None:
 
 
 def test_key_depends_on_content_and_decisive_settings() -> None:
-    """The key changes with content, image size, row group size and format, and not with settings like keep_days."""
+    """It changes with content, decoding, image size, row groups and format, and not with settings like keep_days."""
     settings = CacheConfig(image_size=32)
     keys = {
-        cache_key(content_of("d"), settings),
-        cache_key(content_of("e"), settings),
-        cache_key(content_of("d"), CacheConfig(image_size=64)),
-        cache_key(content_of("d"), CacheConfig(image_size=32, row_group_megabytes=1)),
-        cache_key(content_of("d"), CacheConfig(image_size=32, format="jpeg")),
-        cache_key(content_of("d"), CacheConfig(image_size=32, format="jpeg", jpeg_quality=75)),
+        cache_key(content_of("d"), settings, AS_BEFORE),
+        cache_key(content_of("d"), settings, NEWEST),
+        cache_key(content_of("d"), settings, Decoding(sample_bits=12)),
+        cache_key(content_of("e"), settings, AS_BEFORE),
+        cache_key(content_of("d"), CacheConfig(image_size=64), AS_BEFORE),
+        cache_key(content_of("d"), CacheConfig(image_size=32, row_group_megabytes=1), AS_BEFORE),
+        cache_key(content_of("d"), CacheConfig(image_size=32, format="jpeg"), AS_BEFORE),
+        cache_key(content_of("d"), CacheConfig(image_size=32, format="jpeg", jpeg_quality=75), AS_BEFORE),
     }
 
-    assert len(keys) == 6
+    assert len(keys) == 8
     kept = CacheConfig(image_size=32, jpeg_quality=75, verify=True, keep_days=0, keep_gigabytes=7)
-    assert cache_key(content_of("d"), kept) in keys
-    assert cache_key(content_of("d"), CacheConfig(image_size=32)) in keys
+    assert cache_key(content_of("d"), kept, AS_BEFORE) in keys
+    assert cache_key(content_of("d"), CacheConfig(image_size=32), AS_BEFORE) in keys
 
 
 def test_cache_has_the_content_of_a_version_if_its_stored_bytes_are_the_same() -> None:
@@ -76,7 +79,9 @@ def test_cache_has_the_content_of_a_version_if_its_stored_bytes_are_the_same() -
             classes=("ant", "bee"),
             splits={},
         )
-        return has_content(cache, content_of("stored"), table)
+        found = has_content(cache, content_of("stored"), table, AS_BEFORE)
+        assert not has_content(cache, content_of("stored"), table, NEWEST)
+        return found
 
     other = table.model_copy(update={"table_id": "two"})
     assert [has(other, "stored"), has(table, "stored"), has(table, "others")] == [True, True, False]

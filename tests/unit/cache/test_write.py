@@ -9,16 +9,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
-from tasks.cache.manifest import CacheFile
+from tasks.cache.manifest import CacheFile, QuarantinedImage
 from tasks.cache.write import PADDING, cache_schema
 from tasks.cache.write_images import CacheFileWriter, make_writer
 from tasks.config.cache import CacheConfig
-from tasks.model_package.decode import BadImage, decode_pixels
+from tasks.config.etl import EtlConfig
+from tasks.etl.extract import examine_image
+from tasks.model.training_network import build_classifier
+from tasks.model_package.classifier import ImageClassifier, save_classifier
+from tasks.model_package.decode import decode_pixels
+from tasks.model_package.description import AS_BEFORE, NEWEST, Decoding
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
+from tests.builders.image_bytes import deep_png, deep_tiff, lossless_jpeg
 
-SIDE = 16
+SIDE, MODEL = 32, "squeezenet1_1"
 CACHE = CacheConfig(image_size=SIDE)
 
 
@@ -41,7 +48,7 @@ def input_batch(*places: tuple[str, int, int]) -> pa.RecordBatch:
     """Return the batch that Spark passes to the writer for the given (split, file, number of the image)."""
     return pa.RecordBatch.from_pylist(
         [
-            {"split": split, "file": file, "label_index": number % 2, "content": image(number)}
+            {"split": split, "file": file, "sha256": f"{number}", "label_index": number % 2, "content": image(number)}
             for split, file, number in places
         ]
     )
@@ -100,7 +107,7 @@ def test_two_attempts_write_two_files_of_the_same_content(tmp_path: Path) -> Non
 
 def test_one_file_is_written_per_split_and_file_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Images of the same split and file number are written to one file, even from several batches."""
-    write = make_writer(str(tmp_path), CACHE, {"train": 2, "val": 1}, {"train": 3, "val": 2})
+    write = make_writer(str(tmp_path), CACHE, NEWEST, {"train": 2, "val": 1}, {"train": 3, "val": 2})
     batches = [
         input_batch(("train", 0, 0), ("train", 0, 1)),
         input_batch(("train", 0, 2), ("train", 1, 3), ("val", 0, 0)),
@@ -125,7 +132,7 @@ def test_one_file_is_written_per_split_and_file_number(tmp_path: Path, capsys: p
 
 def test_images_are_decoded_by_decode_pixels(tmp_path: Path) -> None:
     """The cache has the pixels of decode_pixels, as used in serving."""
-    write = make_writer(str(tmp_path), CACHE, {"train": 2}, {"train": 2})
+    write = make_writer(str(tmp_path), CACHE, NEWEST, {"train": 2}, {"train": 2})
 
     (batch,) = write(iter([input_batch(("train", 2, 5))]))
 
@@ -134,17 +141,69 @@ def test_images_are_decoded_by_decode_pixels(tmp_path: Path) -> None:
     assert row == {"pixels": decode_pixels(image(5), SIDE).tobytes(), "label": 1, "row": 4}
 
 
+RAMP = np.arange(256, dtype=np.uint16).reshape(16, 16, 1)
+DEEP = {
+    "stated": deep_png(RAMP * 16 + 3, (b"sBIT", b"\x0c")),
+    "unknown": deep_png(RAMP * 16 + 3),
+    "full": deep_png(RAMP * 257),
+    "small": deep_tiff(RAMP, t341=255),
+    "lossless JPEG, which has no other scale": lossless_jpeg(96),
+    "unknown, stored as JPEG": deep_png(np.tile(RAMP * 16 + 3, (3, 3, 1))),
+    "full, stored as JPEG": deep_png(np.tile(RAMP * 257, (3, 3, 1))),
+}
+
+
+@pytest.mark.parametrize("decoding", [AS_BEFORE, NEWEST, Decoding(sample_bits=12)])
+def test_etl_cache_and_inference_decode_alike(tmp_path: Path, decoding: Decoding) -> None:
+    """For each version, ETL, cache and a model see the same pixels, or refuse a file for the same reason."""
+    state = build_classifier(MODEL, "none", 2, freeze_backbone=False).state_dict()
+    save_classifier(tmp_path / "package", MODEL, state, ("ant", "bee"), SIDE, decoding=decoding)
+    model = ImageClassifier.load(tmp_path / "package", torch.device("cpu"))
+    etl = EtlConfig(stored_side=32, decode_version=decoding.version, sample_bits=decoding.sample_bits)
+    write = make_writer(str(tmp_path), CACHE, decoding, {"train": 1}, {"train": 1})
+    reasons = {}
+    for name, content in DEEP.items():
+        row = examine_image(content, "ant", "train", etl)
+        given = {"split": "train", "file": 0, "sha256": "", "label_index": 0, "content": row["content"] or content}
+        (written,) = write(iter([pa.RecordBatch.from_pylist([given])]))
+        (found,) = model.predict([given["content"]])
+        if row["reason"] is not None:
+            reasons[name] = row["reason"]
+            (_file, bad) = written["quarantined"].to_pylist()
+            assert QuarantinedImage.model_validate_json(bad).reason == found.error
+            assert found.error == f"{row['reason']}: {row['detail']}"
+            continue
+        pixels = decode_pixels(given["content"], SIDE, decoding)
+        file = CacheFile.model_validate_json(written["file"][0].as_py())
+        assert pq.read_table(tmp_path / file.name)["pixels"].to_pylist() == [pixels.tobytes()]
+        (logits,) = model.logits(torch.tensor(pixels[None]))
+        assert found.probability == pytest.approx(float(logits.softmax(0).max()), abs=1e-6)
+    assert set(reasons.values()) <= {"unknown_range"}
+    assert list(reasons) == {
+        AS_BEFORE: [],
+        NEWEST: ["unknown", "unknown, stored as JPEG"],
+    }.get(decoding, ["full", "full, stored as JPEG"])
+
+
 def test_empty_partition_writes_no_file(tmp_path: Path) -> None:
     """An empty partition gives no file and no row."""
-    write = make_writer(str(tmp_path), CACHE, {"train": 2}, {"train": 2})
+    write = make_writer(str(tmp_path), CACHE, NEWEST, {"train": 2}, {"train": 2})
 
     assert list(write(iter([]))) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_image_that_cannot_be_decoded_fails_the_task(tmp_path: Path) -> None:
-    """An image that cannot be decoded is an error and not dropped, as ETL quarantined all of them."""
-    bad = pa.RecordBatch.from_pylist([{"split": "train", "file": 0, "label_index": 0, "content": b"no image"}])
+def test_image_that_cannot_be_decoded_is_reported(tmp_path: Path) -> None:
+    """An image that cannot be decoded is named with its reason, and fails neither the task nor the other images."""
+    rows = input_batch(("train", 0, 0), ("train", 0, 1), ("train", 0, 2)).to_pylist()
+    rows[1]["content"] = b"no image"
 
-    with pytest.raises(BadImage):
-        list(make_writer(str(tmp_path), CACHE, {"train": 2}, {"train": 2})(iter([bad])))
+    (written,) = make_writer(str(tmp_path), CACHE, NEWEST, {"train": 2}, {"train": 9})(
+        iter([pa.RecordBatch.from_pylist(rows)])
+    )
+
+    file, bad = written.to_pylist()
+    assert CacheFile.model_validate_json(file["file"]).rows == 2
+    assert QuarantinedImage.model_validate_json(bad["quarantined"]) == QuarantinedImage(
+        sha256="1", split="train", reason="not_an_image: no image format starts with b'no image'"
+    )

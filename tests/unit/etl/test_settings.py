@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from pyspark.sql.types import LongType, StructField, StructType
 
 from tasks.config.etl import EtlConfig
@@ -12,10 +13,10 @@ from tasks.schema import ADDED_TO_FILES, FILES, IMAGES
 from tasks.tables.properties import (
     check_columns,
     check_properties,
+    continued,
     source_property,
     table_properties,
     table_source,
-    with_table_split,
 )
 
 SOURCE = Path("/photos")
@@ -55,6 +56,8 @@ def test_pattern_in_another_form_of_unicode_is_the_same() -> None:
         ({"test_fraction": 0.3}, "etl.test_fraction is 0.3"),
         ({"split_by": "folder"}, "is folder, but .* was made with stratified"),
         ({"split_by": "content"}, "is content, but .* was made with stratified"),
+        ({"sample_bits": 12}, "etl.sample_bits is 12, but .* was made with nothing"),
+        ({"decode_version": 1}, "etl.decode_version is 1, but .* was made with 2"),
     ],
 )
 def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -79,8 +82,24 @@ def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any]
 def test_table_split_by_content_keeps_that_split(requested: str, made_with: str, used: str) -> None:
     """A table split by content is continued with the default settings; other values of split_by are kept."""
     etl = EtlConfig.model_validate({"split_by": requested})
-    assert with_table_split(etl, {"lakevision.split_by": made_with}).split_by == used
-    assert with_table_split(etl, {}) is etl
+    assert continued(etl, {"lakevision.split_by": made_with}).split_by == used
+    assert continued(etl, {}).split_by == requested
+
+
+def test_table_keeps_its_version_of_decoding() -> None:
+    """A table of an earlier release, which records none, continues with version 1 and without bits of samples."""
+    earlier = {name: text for name, text in MADE_WITH.items() if not name.endswith(("decode_version", "sample_bits"))}
+
+    def wanted(**settings: object) -> dict[str, str]:
+        return table_properties(continued(EtlConfig.model_validate(settings), earlier), SOURCE)
+
+    assert continued(EtlConfig(), earlier).decode_version == 1
+    assert continued(EtlConfig(), MADE_WITH).decode_version == 2
+    assert check_properties(earlier, wanted(), "/tables/images", replace_source=False) is False
+    with pytest.raises(WrongInput, match="etl.sample_bits is 12, but .* made with nothing"):
+        check_properties(earlier, wanted(sample_bits=12), "/tables/images", replace_source=True)
+    with pytest.raises(ValidationError, match="sample_bits is 12, but decode_version is 1, which does not use it"):
+        EtlConfig(sample_bits=12, decode_version=1)
 
 
 def test_messages_advise_other_tables_first() -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.classifier import ImageClassifier, Prediction, save_classifier
 from tasks.model_package.decode import decode_pixels
-from tasks.model_package.description import DESCRIPTION_FILE, WEIGHTS_FILE
+from tasks.model_package.description import AS_BEFORE, DESCRIPTION_FILE, WEIGHTS_FILE, InvalidPackage
 from tasks.model_package.serving import PIXELS_PER_PASS, computes_bf16, serving_network
 
 CPU = torch.device("cpu")
@@ -258,7 +258,22 @@ def test_saved_model_has_two_files(tmp_path: Path) -> None:
         "precision": "float32",
         "temperature": 1.0,
         "weights_sha256": hashlib.sha256((tmp_path / WEIGHTS_FILE).read_bytes()).hexdigest(),
+        "decoding": {"version": 2, "sample_bits": None},
     }
+
+
+def test_model_of_an_earlier_release_decodes_as_before(tmp_path: Path) -> None:
+    """A description without a decoding has the first version, and one of a later release is refused."""
+    save_classifier(tmp_path, MODEL, new_classifier().state_dict(), CLASSES, SIDE)
+    file = tmp_path / DESCRIPTION_FILE
+    described = json.loads(file.read_text())
+    del described["decoding"]
+
+    file.write_text(json.dumps(described))
+    assert ImageClassifier.load(tmp_path, CPU).decoding == AS_BEFORE
+    file.write_text(json.dumps(described | {"decoding": {"version": 3, "sample_bits": None}}))
+    with pytest.raises(InvalidPackage, match=r"\(decoding.version is 3: Input should be 1 or 2\)"):
+        ImageClassifier.load(tmp_path, CPU)
 
 
 def test_model_with_frozen_backbone_is_loaded(tmp_path: Path) -> None:

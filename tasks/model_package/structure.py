@@ -1,0 +1,171 @@
+"""The structure of a file: its limits, which hold before it is decoded, and the file without its metadata.
+
+A small file can take hours to decode, even if `max_pixels` limits its pixels. Each scan of a progressive JPEG covers
+all of them, and a header takes time per segment or chunk.
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+
+from PIL import Image, ImageFile, TiffImagePlugin
+
+MAX_PIXELS = 89_478_485
+"""PIL's own limit, a quarter of a gigabyte of RGB."""
+
+MAX_SCANS = 100
+"""Maximum scans of a JPEG. libjpeg's own scripts have 10 for colour and 18 for CMYK, and mozjpeg chooses from 64
+candidates. libtiff has the same limit (JPEG_MAX_ALLOWED_SCAN_NUMBER)."""
+
+MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
+"""Maximum pixels times scans of a JPEG: 20 scans of the largest image that PIL decodes, which take seconds."""
+
+MAX_SEGMENTS = 5_000
+"""Maximum segments before the first scan of a JPEG. A segment has up to 64 KB, a colour profile up to 255 segments."""
+
+MAX_CHUNKS = 100_000
+"""Maximum chunks of a PNG. Encoders write pixels in chunks of 8 KB or more."""
+
+MAX_COMPRESSED = 32
+"""Maximum chunks of a PNG with compressed text or a colour profile: each may expand from a kilobyte to a megabyte."""
+
+MAX_RUN_LENGTH_PIXELS = 4 << 20
+"""Maximum pixels of a run-length encoded BMP, which PIL decodes in Python at 0.13 s per million, even without data."""
+
+MAX_TILE_PIXELS = 16 << 20
+"""Maximum pixels of a TIFF's tile that is larger than the image: libtiff allocates a whole tile."""
+
+MAX_COVERED = 8
+"""Maximum number of times that the strips of a TIFF cover its pixels: one per channel, and PIL decodes six."""
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
+"""A marker that libjpeg acts on: not a stuffed byte, a restart marker or a fill byte."""
+
+_FIRST_WITH_LENGTH, _START, _END, SCAN = 0xC0, 0xD8, 0xD9, 0xDA
+_SCAN_BYTES = re.compile(rb"\xff\xda")
+
+_METADATA = frozenset({*range(0xE0, 0xF0), 0xFE})
+"""Markers of application data and comments."""
+
+_COLOURS, _EXIF = frozenset({0xE0, 0xEE}), 0xE1
+"""Markers of JFIF's and Adobe's segments, with the coding of colours, and of EXIF's."""
+
+_LEAST_COLOURS = 16
+"""Bytes of the shortest segment of JFIF or Adobe that libjpeg reads, with its marker."""
+
+
+def jpeg_segments(content: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the markers of a JPEG after the first, except those within segments and after its end.
+
+    A segment is its marker, and the offsets of its first byte and after its last.
+    """
+    place = 2
+    while (found := _MARKER.search(content, place)) is not None:
+        marker, place = found[0][1], found.end()
+        # libjpeg continues directly after a reserved marker: a length there would hide scans.
+        if marker >= _FIRST_WITH_LENGTH and marker not in (_START, _END):
+            place += int.from_bytes(content[place : place + 2], "big")
+        yield marker, found.start(), place
+        if marker == _END:
+            return
+
+
+def png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the chunks of a PNG: type, and the offsets of its first byte and after its last."""
+    place = len(_PNG)
+    while place + 8 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        yield kind, place, place + length + 12
+        place += length + 12
+
+
+def header_problem(content: bytes) -> str | None:
+    """Return the reason why the header of a file would take too long to read, or None."""
+    if content.startswith(_JPEG):
+        for number, (marker, _start, _end) in enumerate(jpeg_segments(content)):
+            if marker == SCAN:
+                break
+            if number >= MAX_SEGMENTS:
+                return f"a JPEG with more than {MAX_SEGMENTS} segments before its first scan"
+    elif content.startswith(_PNG):
+        compressed = 0
+        for number, (kind, _start, _end) in enumerate(png_chunks(content)):
+            if number >= MAX_CHUNKS:
+                return f"a PNG with more than {MAX_CHUNKS} chunks"
+            compressed += kind in {b"zTXt", b"iTXt", b"iCCP"}
+            if compressed > MAX_COMPRESSED:
+                return f"a PNG with more than {MAX_COMPRESSED} chunks of compressed text and profiles"
+    return None
+
+
+def scan_problem(content: bytes, num_pixels: int) -> str | None:
+    """Return the reason why the scans of a file with `num_pixels` would take too long to decode, or None."""
+    allowed = min(MAX_SCANS, MAX_SCANNED_PIXELS // max(num_pixels, 1))
+    # Within pixel data the byte FF is always stuffed, so this count is exact or, with thumbnails, too high.
+    if not content.startswith(_JPEG) or next(islice(_SCAN_BYTES.finditer(content), allowed, None), None) is None:
+        return None
+    scans = 0
+    for marker, _start, _end in jpeg_segments(content):
+        scans += marker == SCAN
+        if scans > allowed:
+            return f"a JPEG of {num_pixels} pixels with more than {allowed} scans"
+    return None
+
+
+def _tile_problem(image: TiffImagePlugin.TiffImageFile) -> str | None:
+    width, height = (image.tag_v2.get(tag) for tag in (TiffImagePlugin.TILEWIDTH, TiffImagePlugin.TILELENGTH))
+    if isinstance(width, int) and isinstance(height, int):
+        # The sides of a tile are multiples of 16, so a tile may be slightly larger than the image.
+        whole = (image.width + 15) * (image.height + 15)
+        if width * height > max(MAX_TILE_PIXELS, whole):
+            return f"a TIFF of {image.width}x{image.height} pixels with tiles of {width}x{height}"
+    return None
+
+
+def layout_problem(image: Image.Image, num_bytes: int) -> str | None:
+    """Return the reason why the pixels of an opened file would take too much time or memory, or None."""
+    tiles = image.tile if isinstance(image, ImageFile.ImageFile) else []
+    num_pixels = image.width * image.height
+    run_lengths = any(tile.codec_name == "bmp_rle" for tile in tiles)
+    if run_lengths and (num_pixels > MAX_RUN_LENGTH_PIXELS or num_bytes > 2 * MAX_RUN_LENGTH_PIXELS):
+        return (
+            f"a BMP with run lengths of {num_pixels} pixels and {num_bytes} bytes, of which at most "
+            f"{MAX_RUN_LENGTH_PIXELS} pixels and {2 * MAX_RUN_LENGTH_PIXELS} bytes are decoded"
+        )
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and (problem := _tile_problem(image)) is not None:
+        return problem
+    boxes = (tile.extents or (0, 0, *image.size) for tile in tiles)
+    covered = sum(max(right - left, 0) * max(lower - upper, 0) for left, upper, right, lower in boxes)
+    if covered > MAX_COVERED * num_pixels:
+        return f"a file of {num_pixels} pixels in {len(tiles)} strips that cover {covered}"
+    return None
+
+
+def without_metadata(content: bytes) -> bytes:
+    """Return a JPEG or PNG without the metadata that may prevent its decoding: texts, profiles, resolutions, previews.
+
+    EXIF data stays, where its checksum is right. Of an animated PNG the image that other decoders see stays.
+    """
+    if content.startswith(_JPEG):
+        kept = [content[:2]]
+        for marker, start, end in jpeg_segments(content):
+            if marker == SCAN:
+                return b"".join([*kept, content[start:]])
+            if (
+                marker not in _METADATA
+                or (marker in _COLOURS and end - start >= _LEAST_COLOURS)
+                or (marker == _EXIF and content.startswith(b"Exif\0", start + 4))
+            ):
+                kept.append(content[start:end])
+    elif content.startswith(_PNG):
+        kept = [_PNG]
+        for kind, start, end in png_chunks(content):
+            is_whole = zlib.crc32(content[start + 4 : end - 4]).to_bytes(4, "big") == content[end - 4 : end]
+            if kind[:1].isupper() or kind == b"tRNS" or (kind in {b"eXIf", b"sBIT"} and is_whole):
+                kept.append(content[start:end])
+        return b"".join(kept)
+    return content
