@@ -55,7 +55,7 @@ def _is_image(name: str) -> bool:
 
 def is_image_path(path: str) -> bool:
     """Return whether a path below a source is listed: it has an image extension, and no part of it is hidden."""
-    return _is_image(path) and not any(name.startswith(".") for name in path.split("/"))
+    return _is_image(path) and not (path.startswith(".") or "/." in path)
 
 
 def _status(path: str, setting: str) -> os.stat_result | None:
