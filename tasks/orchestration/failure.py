@@ -109,7 +109,7 @@ def failure_markdown(error: Exception, log: str | None, children: Sequence[str] 
     Args:
         error: The error that ended the run.
         log: URL of the run's page, or None without a UI.
-        children: Markdown about submitted runs whose failure caused the error.
+        children: Markdown about what caused the error: submitted runs that failed, files that cannot be used.
     """
     sentence = without_credentials(text_of(error))
     lines = ["# What went wrong", ""]
