@@ -7,12 +7,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tasks.credentials import without_credentials
-from tasks.text.markup import printable
+from tasks.text.markup import printable, text_of
 
 
 def loggable(value: object) -> str:
     """Return an external value as a string for log lines and errors: on one line, without credentials."""
-    return printable(without_credentials(str(value)))
+    return printable(without_credentials(text_of(value)))
 
 
 class UserError(Exception):

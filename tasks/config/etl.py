@@ -98,8 +98,8 @@ class EtlConfig(FrozenConfig):
         "stratified",
         description="Assignment of images to splits. With stratified, each class is divided by the fractions, exact to "
         "one image. With content, each image is assigned by its content and the seed alone. With folder, the split is "
-        "the first folder named train, val or test in the path. With file, it is the column split of labels.file. A "
-        "table created with content continues to use it",
+        "the first folder named train, val (or valid) or test in the path. With file, it is the column split of "
+        "labels.file. A table created with content continues to use it",
     )
     val_fraction: float = Field(
         0.1, ge=0.0, lt=1.0, description="Fraction of the images in the split `val` (split_by stratified or content)"

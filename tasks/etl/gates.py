@@ -14,6 +14,9 @@ from tasks.schema import QUARANTINED, STORED
 NUM_NAMED = 5
 """Maximum number of classes that a message names."""
 
+NUM_LISTED = 20
+"""Maximum number of near-duplicates and of quarantined files that are listed; all of them are counted."""
+
 DELETED_FLOOR = 5
 """Number of images that may leave a table, or a class, in one run, whatever their fraction."""
 

@@ -12,9 +12,17 @@ from pyspark.sql.types import StructField
 
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
+from tasks.errors import WrongInput
 from tasks.etl.commits import is_swept, staged_parts, sweep_killed_runs, write_files, write_images
 from tasks.etl.extract import Edges, make_decoder, make_reader
-from tasks.etl.gates import FileCounts, check_bad_fraction, check_class_sizes, check_deletions, small_split_warnings
+from tasks.etl.gates import (
+    NUM_LISTED,
+    FileCounts,
+    check_bad_fraction,
+    check_class_sizes,
+    check_deletions,
+    small_split_warnings,
+)
 from tasks.etl.labels import MAX_GROUPS
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, newest_commits, prepare_source, read_remote, relist_if_outdated
@@ -47,6 +55,7 @@ from tasks.tables.parts import PartTarget, make_row_writer, read_rows
 from tasks.tables.relations import Relations
 from tasks.tables.writer import write_access
 from tasks.text.forms import shown
+from tasks.text.markup import markdown_text
 
 logger = logging.getLogger("lakevision.etl")
 
@@ -144,11 +153,12 @@ def _read_new(
     return spool_rows(read_rows(target, names, READ_ARROW), READ_ARROW, scratch)
 
 
-def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
+def _check_gates(compared: Comparison, etl: EtlConfig, storage: Storage) -> FileCounts:
     """Check the source against the quality gates; return the numbers of files and images.
 
     Raises:
-        WrongInput: There are too many unusable files, too many images would leave, or a class has too few images.
+        WrongInput: There are too many unusable files, too many images would leave, or a class has too few images; all
+            unusable files are in a CSV file, and the first of them are notes of the error.
     """
     counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
     num_failed, path, detail = compared.failed_reads()
@@ -158,12 +168,30 @@ def _check_gates(compared: Comparison, etl: EtlConfig) -> FileCounts:
             num_failed, path, detail,
         )  # fmt: skip
         counts.reasons[Reason.UNREADABLE.value] += num_failed
-    check_bad_fraction(counts, etl)
-    check_deletions(*compared.deletions(), counts.images, etl)
-    check_class_sizes(counts, etl)
+    try:
+        check_bad_fraction(counts, etl)
+        check_deletions(*compared.deletions(), counts.images, etl)
+        check_class_sizes(counts, etl)
+    except WrongInput as error:
+        if not counts.reasons:
+            raise
+        raise _with_unusable_files(error, compared, storage.logs / "unusable-files.csv") from None
     for sentence in small_split_warnings(counts, etl):
         logger.warning(sentence)
     return counts
+
+
+def _with_unusable_files(error: WrongInput, compared: Comparison, file: Path) -> WrongInput:
+    """Write the files that cannot be used to a CSV file, log the first, and return the error with both."""
+    first = compared.write_unusable(file, NUM_LISTED)
+    lines = [f"{row['path']}: {row['reason']}" + (f" ({row['detail']})" if row["detail"] else "") for row in first]
+    logger.warning("files that cannot be used, all of them in %s: %s", file, "; ".join(lines))
+    listing = WrongInput.complete(
+        f"{error}; '{file}' lists the files that cannot be used", setting=error.setting, way_out=error.way_out
+    )
+    for line in lines:
+        listing.add_note(markdown_text(line))
+    return listing
 
 
 def prepare_ingest(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Source:
@@ -266,7 +294,7 @@ def _ingest(spark: SparkSession | None, source: Source, tables: Tables, storage:
             counts = _synchronize(spark, source, compared, tables, storage)
         else:
             compared.resolve(READ_ARROW.empty_table())
-            counts = _check_gates(compared, etl)
+            counts = _check_gates(compared, etl, storage)
             for path in paths if spark is not None else ():
                 sweep_killed_runs(path)
     if spark is not None and tables.replaced:
@@ -299,7 +327,7 @@ def _synchronize(
     images, files = storage.table("images"), storage.table("files")
     with staged_parts(images, images_version) as target:
         compared.resolve(_read_new(spark, compared.to_read(), tables.etl, source, target, scratch_root(storage)))
-        counts = _check_gates(compared, tables.etl)
+        counts = _check_gates(compared, tables.etl, storage)
         write_images(spark, target, images_version, compared, tables.properties)
     changes = compared.ledger_changes(datetime.now(UTC))
     if files_version is not None and tables.lacking and changes.num_rows:

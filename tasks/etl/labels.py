@@ -1,11 +1,15 @@
 """Labels and predefined splits of paths, from folders, a regular expression, or a label file."""
 
+import difflib
 import io
 import logging
+import re
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 import pyarrow as pa
@@ -17,7 +21,7 @@ from tasks.config.patterns import compile_pattern, find_group
 from tasks.config.values import check_remote_file, is_url
 from tasks.errors import WrongInput
 from tasks.paths import expand_user, local_path
-from tasks.refs import SPLITS
+from tasks.refs import SPLITS, TEST, TRAIN, VAL
 from tasks.text.forms import as_known, composed, look_alikes, shown
 
 logger = logging.getLogger("lakevision.etl")
@@ -31,26 +35,33 @@ TIMEOUT_SECONDS = 60
 MAX_BYTES = 256 << 20
 """Maximum size of a label file over HTTP, which is read into memory: millions of labels."""
 
+SPLIT_FOLDERS = {TRAIN: TRAIN, VAL: VAL, "valid": VAL, "validation": VAL, TEST: TEST}
+"""Splits by the names of their folders."""
+
+LIKE_SPLITS = SPLIT_FOLDERS | {"training": TRAIN, "testing": TEST}
+"""The same with further names, in lower case, which may as well be those of classes."""
+
+EXTENSION = re.compile(r"\.(jpe?g|png)$", re.IGNORECASE)
+
+NUM_COMPARED = 1000
+"""Number of files without a label among which the nearest to a row of the label file is searched."""
+
 Named = tuple[str | None, str | None]
 """Label and predefined split of a path, None if it has none."""
 
 
-def _folders(path: str) -> list[str]:
+def named_by_folders(path: str, with_split: bool) -> Named:
+    """Return the innermost folder of a path as its label, and the split of the first folder with the name of one.
+
+    The folder that names the split is not the label: train/1.jpg has none. No other split folder counts: the class of
+    train/test/1.jpg is test.
+    """
     # As pathlib, which takes ten times as long.
-    return [folder for folder in path.split("/")[:-1] if folder not in {"", "."}]
-
-
-def split_from_folders(path: str) -> str | None:
-    """Return the first folder of the path that is called train, val or test, or None."""
-    return next((folder for folder in _folders(path) if folder in SPLITS), None)
-
-
-def label_from_folder(path: str, split: str | None = None) -> str | None:
-    """Return the innermost folder that does not name the split, or None: train/1.jpg has no label."""
-    folders = _folders(path)
-    if split is not None:
-        folders.remove(split)  # only the first match: the class of train/test/1.jpg is test
-    return folders[-1] if folders else None
+    folders = [folder for folder in path.split("/")[:-1] if folder not in {"", "."}]
+    named = next((folder for folder in folders if folder in SPLIT_FOLDERS), None) if with_split else None
+    if named is not None:
+        folders.remove(named)  # the first
+    return (folders[-1] if folders else None), SPLIT_FOLDERS.get(named or "")
 
 
 def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
@@ -159,6 +170,53 @@ class _PatternLabels:
         return found
 
 
+class _Notation:
+    """Comparison of paths that are written otherwise than paths relative to the source."""
+
+    def __init__(self, source: str) -> None:
+        parts = re.sub(r"^[\w+.-]+://", "", source).strip("/").split("/")
+        self._ends_of_source = ["/".join(parts[first:]) for first in range(len(parts))]
+
+    def relative(self, path: str) -> str:
+        """Return a path with slashes and without scheme, drive, and the folders up to that of the source."""
+        path = unquote(path) if path.startswith("file:") else path
+        path = "/" + re.sub(r"^[\w+.-]{2,}:/", "", path.replace("\\", "/"))
+        for end in filter(None, self._ends_of_source):
+            _, found, rest = path.partition(f"/{end}/")
+            if found:
+                return composed(rest)
+        return composed(path.lstrip("/"))
+
+    def loose(self, path: str) -> str:
+        """Return a path without what differs between file systems and programs: case, and the extension."""
+        return EXTENSION.sub("", self.relative(path).casefold())
+
+    def differences(self, row: str, path: str) -> str:
+        """Return in what a row's path differs from the path of a file, for a message."""
+        relative, path = self.relative(row), composed(path)
+        stem, other_stem = EXTENSION.sub("", relative), EXTENSION.sub("", path)
+        same_extension = relative[len(stem) :].lower() == path[len(other_stem) :].lower()
+        same_name = stem.casefold() == other_stem.casefold()
+        is_longer = stem.endswith(f"/{other_stem}") or other_stem.endswith(f"/{stem}")
+        kinds = {
+            "backslashes": "\\" in row,
+            "the beginning": len(relative) < len(composed(row)) or is_longer,
+            "upper and lower case": same_name and (stem != other_stem or (same_extension and relative != path)),
+            "the extension": not same_extension,
+            "the name": not (same_name or is_longer),
+        }
+        return ", ".join(kind for kind, differs in kinds.items() if differs)
+
+
+def _unique(rows: Iterable[str], form: Callable[[str], str]) -> dict[str, str | None]:
+    """Return the row of each form, None for a form of several rows."""
+    found: dict[str, str | None] = {}
+    for row in rows:
+        key = form(row)
+        found[key] = None if key in found else row
+    return found
+
+
 class PathLabels:
     """Labels and predefined splits of paths according to the settings."""
 
@@ -172,12 +230,14 @@ class PathLabels:
         self._named: dict[str, Named] = {}
         self._pattern: _PatternLabels | None = None
         self._found: set[str | None] = set()
+        self._like_splits: dict[str, str] = {}
         if etl.labels.by == "file":
             assert etl.labels.file is not None, "the form refuses it"
             self._named = read_label_file(etl.labels.file, with_split=etl.split_by == "file")
         elif etl.labels.by == "pattern":
             assert etl.labels.pattern is not None, "the form refuses it"
             self._pattern = _PatternLabels(etl.labels.pattern)
+        self._num_rows, self._nearest = len(self._named), ""
         self.absent = set(self._named)
         """Paths of the label file that were not asked for."""
         self._row_of = as_known(self._named.keys())
@@ -192,31 +252,98 @@ class PathLabels:
         return found
 
     def _of(self, paths: Sequence[str]) -> list[Named]:
-        by_folder = self._etl.split_by == "folder"
+        # Once per folder, and the same for all its files.
+        folders = [path[: path.rfind("/") + 1] for path in paths]
+        of_folder = {folder: self._of_folder(folder) for folder in set(folders)}
+        if self._etl.labels.by == "folder":
+            return [of_folder[folder] for folder in folders]
         if self._etl.labels.by == "file":
             rows = [self._row_of(path) for path in paths]
             self.absent.difference_update(rows)
             found = [self._named.get(row, (None, None)) for row in rows]
-            if not by_folder:
-                return found
-            return [(label, split_from_folders(path)) for path, (label, _) in zip(paths, found, strict=True)]
-        if self._etl.labels.by == "folder":
-            # Both follow from the folders: computed once per folder, and the same for all its files.
-            of_folder: dict[str, Named] = {}
-            folders = [path[: path.rfind("/") + 1] for path in paths]
-            for folder in set(folders):
-                split = split_from_folders(folder) if by_folder else None
-                of_folder[folder] = (label_from_folder(folder, split), split)
-            return [of_folder[folder] for folder in folders]
-        assert self._pattern is not None, "labels are by folder, file or pattern"
-        return [(self._pattern.of(path), split_from_folders(path) if by_folder else None) for path in paths]
+        else:
+            assert self._pattern is not None, "labels are by folder, file or pattern"
+            found = [(self._pattern.of(path), None) for path in paths]
+        if self._etl.split_by != "folder":
+            return found
+        return [(label, of_folder[folder][1]) for (label, _), folder in zip(found, folders, strict=True)]
+
+    def _of_folder(self, folder: str) -> Named:
+        if self._etl.split_by == "folder":
+            return named_by_folders(folder, with_split=True)
+        names = folder.split("/")[: -2 if self._etl.labels.by == "folder" else -1]  # without the label
+        self._like_splits |= {name: LIKE_SPLITS[name.lower()] for name in names if name.lower() in LIKE_SPLITS}
+        return named_by_folders(folder, with_split=False)
+
+    def match_rest(self, paths: Iterator[str], source: str) -> bool:
+        """Match files that have no row with rows that have no file, as far as one differs from one in notation alone.
+
+        Backslashes, a scheme, a path that leads to the source, upper and lower case, and the extension are notation.
+
+        Args:
+            paths: The files without a label.
+            source: Folder or URL.
+
+        Returns:
+            Whether `of` returns other labels than before.
+
+        Raises:
+            WrongInput: No path of the label file is in the source; the message names the nearest.
+        """
+        if (first := next(paths, None)) is None:
+            return False
+        notation = _Notation(source)
+        exactly, loosely = (_unique(self.absent, form) for form in (notation.relative, notation.loose))
+        matched: dict[str, str] = {}
+        candidates: dict[str, list[str]] = {}
+        others: list[str] = []
+        for path in chain([first], paths):
+            if self._row_of(path) in self._named:
+                continue  # Its row has no label.
+            if row := exactly.get(composed(path)):
+                matched[path] = row
+            elif row := loosely.get(notation.loose(path)):
+                candidates.setdefault(row, []).append(path)
+            elif len(others) < NUM_COMPARED:
+                others.append(path)
+        taken = set(matched.values())
+        for row, found in candidates.items():
+            if len(found) == 1 and row not in taken:
+                matched[found[0]] = row
+            else:
+                others += found
+        self._named |= {path: self._named[row] for path, row in matched.items()}
+        self.absent.difference_update(matched.values())
+        if matched:
+            path, row = min(matched.items())
+            logger.warning(
+                "%d of %d paths in %s differ from those in the source in %s, e.g. '%s', which is taken for '%s'",
+                len(matched), self._num_rows, self._etl.labels.file, notation.differences(row, path), row, path,
+            )  # fmt: skip
+        for path in difflib.get_close_matches(min(self.absent, default=""), others[:NUM_COMPARED], 1, 0):
+            differences = notation.differences(min(self.absent), path)
+            self._nearest = f"; the nearest without a label is '{path}', which differs in {differences}"
+        if len(self.absent) == self._num_rows:
+            raise _unusable(
+                str(self._etl.labels.file),
+                f"names no file of the source '{source}', e.g. '{min(self.absent)}'{self._nearest}",
+                "give paths relative to the source",
+            )
+        return bool(matched)
 
     def warn(self) -> None:
-        """Log a warning of paths that only the label file has, of labels that look alike, and of those that changed."""
+        """Log warnings of paths that only the label file has, of folders like splits, and of labels that look alike."""
         if self.absent:
             logger.warning(
-                "%d of %d paths in %s are not in the source, e.g. '%s'",
-                len(self.absent), len(self._named), self._etl.labels.file, min(self.absent),
+                "%d of %d paths in %s are not in the source, e.g. '%s'%s",
+                len(self.absent), self._num_rows, self._etl.labels.file, min(self.absent), self._nearest,
+            )  # fmt: skip
+        splits = set(self._like_splits.values())
+        if TRAIN in splits and len(splits) > 1 and self._etl.split_by in {"stratified", "content"}:
+            logger.warning(
+                "the folders %s look like splits, but etl.split_by is '%s': their images are mixed. To keep these "
+                "splits, set etl.split_by to 'folder', which needs train, val (or valid) and test",
+                shown(sorted(self._like_splits)), self._etl.split_by,
             )  # fmt: skip
         if groups := look_alikes(label for label in self._found if label is not None):
             logger.warning(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
@@ -55,7 +56,7 @@ def _is_image(name: str) -> bool:
 
 def is_image_path(path: str) -> bool:
     """Return whether a path below a source is listed: it has an image extension, and no part of it is hidden."""
-    return _is_image(path) and not any(name.startswith(".") for name in path.split("/"))
+    return _is_image(path) and not (path.startswith(".") or "/." in path)
 
 
 def _status(path: str, setting: str) -> os.stat_result | None:
@@ -240,17 +241,23 @@ def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scra
     """
     labels = PathLabels(etl)
 
-    def labelled() -> Iterator[pa.RecordBatch]:
-        for batch in files:
-            named = labels.of(batch.paths)
-            paths, *others = batch.columns()
-            columns = [paths, [label for label, _ in named], [split for _, split in named], *others]
-            yield pa.RecordBatch.from_pydict(dict(zip(LISTING_ARROW.names, columns, strict=True)), schema=LISTING_ARROW)
+    def labelled(paths: list[str], others: Iterable[Any]) -> pa.RecordBatch:
+        named = labels.of(paths)
+        columns = [paths, [label for label, _ in named], [split for _, split in named], *others]
+        return pa.RecordBatch.from_pydict(dict(zip(LISTING_ARROW.names, columns, strict=True)), schema=LISTING_ARROW)
 
-    listing = spool_rows(labelled(), LISTING_ARROW, scratch)
+    listing = spool_rows((labelled(batch.paths, batch.columns()[1:]) for batch in files), LISTING_ARROW, scratch)
     check_not_empty(listing, source)
+    if labels.absent and labels.match_rest(_unlabelled(listing), source):
+        batches = (labelled(batch["path"].to_pylist(), batch.columns[3:]) for batch in listing.batches())
+        listing = spool_rows(batches, LISTING_ARROW, scratch)
     labels.warn()
     return listing
+
+
+def _unlabelled(listing: SpooledRows) -> Iterator[str]:
+    for batch in listing.batches(["path", "label"]):
+        yield from batch.filter(pc.is_null(batch["label"]))["path"].to_pylist()
 
 
 def check_not_empty(listing: SpooledRows, source: str, setting: str = "source") -> None:

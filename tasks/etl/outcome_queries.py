@@ -186,6 +186,12 @@ CREATE OR REPLACE VIEW stored AS SELECT sha256, label, split FROM outcomes WHERE
 CREATE OR REPLACE VIEW resolved_images AS SELECT sha256, label, split FROM resolved WHERE outcome = 'stored'
 """
 
+UNUSABLE = """
+SELECT path, label, reason, detail FROM outcomes WHERE outcome = $bad
+UNION ALL SELECT path, NULL, $unreadable, detail FROM failed
+ORDER BY path
+"""
+
 MOVED = """
 SELECT sha256 FROM loose ANTI JOIN (FROM resolved_images SEMI JOIN loose USING (sha256)) USING (sha256, label, split)
     SEMI JOIN (FROM stored SEMI JOIN loose USING (sha256)) USING (sha256)

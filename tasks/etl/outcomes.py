@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.csv import CSVWriter
 
 from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
 from tasks.model_package.reasons import Reason
-from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, TO_READ_ARROW, columns_of
+from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, QUARANTINED, TO_READ_ARROW, columns_of
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.parts import REWRITE_ARROW
 from tasks.tables.relations import Relations
@@ -39,6 +41,8 @@ ASSIGNED_ARROW = pa.schema(
 
 FORMS_ARROW = pa.schema([("label", pa.string()), ("form", pa.string())])
 """Labels of a listing that the table has, or gets, in another form of Unicode."""
+
+UNUSABLE_ARROW = columns_of(FILES_ARROW, "path", "label", "reason", "detail")
 
 EDITS_ARROW = pa.schema([("part", pa.string()), ("sha256", pa.string()), ("split", pa.string())])
 """Rows of parts to remove (split is null) or to give another split."""
@@ -246,6 +250,21 @@ class Comparison:
         query = "SELECT count(*), coalesce(min(path), ''), coalesce(arg_min(detail, path), '') FROM failed"
         ((number, path, detail),) = self._relations.rows(query)
         return number, path, detail
+
+    def write_unusable(self, file: Path, most: int) -> list[dict[str, str | None]]:
+        """Write the files that cannot be used to a CSV file; return at most so many of them, both ordered by path.
+
+        Returns:
+            Rows with path, label, reason and detail.
+        """
+        first: list[dict[str, str | None]] = []
+        values = {"bad": QUARANTINED, "unreadable": Reason.UNREADABLE.value}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with CSVWriter(file, UNUSABLE_ARROW) as writer:
+            for batch in self._relations.batches(queries.UNUSABLE, UNUSABLE_ARROW, values):
+                first += batch.slice(0, most - len(first)).to_pylist()
+                writer.write_batch(batch)
+        return first
 
     def kept_groups(self) -> list[tuple[str, str, int]]:
         """Return label, split and number of images of each group of the images kept of deleted files."""

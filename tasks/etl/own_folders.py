@@ -1,10 +1,11 @@
-"""Folders that runs write to, which are never part of a source: home, tables, caches, artifacts, predictions.
+"""Folders that are never part of a source: those that runs write to, and system folders such as a recycle bin.
 
 With a home inside the source, the second run would take the figures of the first for images of a class `artifacts`.
 """
 
 import logging
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -18,6 +19,14 @@ logger = logging.getLogger("lakevision.etl")
 
 TABLES = ("images", "files", "predictions", "inputs", "promotions")
 """Names of the tables, which may be beside the class folders of a source."""
+
+SYSTEM_FOLDERS = (
+    *("@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot"),  # Synology, QNAP
+    *("$RECYCLE.BIN", "$Recycle.Bin", "System Volume Information", "lost+found", "__MACOSX"),
+)
+"""Names of folders with thumbnails and deleted files, which devices and operating systems make."""
+
+_SYSTEM_FOLDER = re.compile(rf"(?<![^/])({'|'.join(map(re.escape, SYSTEM_FOLDERS))})/")
 
 S3_SCHEMES = ("s3", "s3n", "s3a")
 """Schemes of the same store: MLflow and Hadoop name it differently."""
@@ -41,7 +50,7 @@ class OwnFolders:
         setting: Name of its setting.
         locations: Real paths or normalized URLs; those of a local source may also be elsewhere.
         identities: Device and inode of the local folders, by which a bind mount is recognized.
-        said: Locations that were logged: once, and not for each listing of a stream.
+        said: Locations and names of system folders that were logged: once, and not for each listing of a stream.
     """
 
     source: str
@@ -103,6 +112,8 @@ class OwnFolders:
         Raises:
             OSError: The folder cannot be looked at.
         """
+        if self._is_system(f"/{os.path.basename(folder)}/", folder):
+            return True
         if folder not in self.locations:
             status = os.stat(folder)
             if (status.st_dev, status.st_ino) not in self.identities:
@@ -126,10 +137,24 @@ class OwnFolders:
             path: Path relative to the URL.
             prefixes: As from `prefixes`.
         """
+        if self._is_system(path):
+            return True
         if not path.startswith(prefixes):
             return False
         prefix = next(found for found in prefixes if path.startswith(found))
         self._say(f"{self.source}/{prefix.rstrip('/')}")
+        return True
+
+    def _is_system(self, path: str, shown: str = "") -> bool:
+        found = _SYSTEM_FOLDER.search(path)
+        if found is None:
+            return False
+        if found[1] not in self.said:
+            self.said.add(found[1])
+            logger.info(
+                "'%s' is left out, like each folder of this name: devices and operating systems make them",
+                shown or path[: found.end() - 1],
+            )
         return True
 
     def _say(self, folder: str) -> None:
@@ -139,4 +164,4 @@ class OwnFolders:
 
 
 NO_FOLDERS = OwnFolders("", "", frozenset(), frozenset())
-"""Nothing to leave out: of a folder that no run writes to."""
+"""Nothing but system folders to leave out: of a folder that no run writes to."""

@@ -1,7 +1,8 @@
 """The split `stratified`: apportionment of new images, so that the fractions hold in every class.
 
 Each split of a class gets its exact share of the images, rounded down or up. Those are rounded up that have the
-largest deficit over the whole table. So a thousand classes of three images have test images, too.
+largest deficit over the whole table. So a thousand classes of three images have test images, too. The first image of a
+class is in `train`: a class without one could not be predicted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,7 +72,8 @@ def apportion_class(existing: Counts, num_new: int, rule: SplitRule, deficits: M
     """Return the number of a class's new images that each split gets.
 
     If each split had its exact share of the class, rounded down or up, it has so afterwards. A split may have more
-    than its share after deletions: then the others get the new images, first those with the largest deficit.
+    than its share after deletions: then the others get the new images, first those with the largest deficit. Before
+    that, a class without an image in `train` gets one there.
 
     Args:
         existing: The class's images in each split.
@@ -79,6 +81,9 @@ def apportion_class(existing: Counts, num_new: int, rule: SplitRule, deficits: M
         rule: The shares.
         deficits: The deficit of each split over all other classes.
     """
+    if num_new and not existing.get(TRAIN):
+        assigned = apportion_class({**existing, TRAIN: 1}, num_new - 1, rule, deficits)
+        return assigned | {TRAIN: assigned[TRAIN] + 1}
     due = _deficits(existing, sum(existing.values()) + num_new, rule)
     if sum(max(0, floor(images)) for images in due.values()) > num_new:
         due, deficits = _due_below_share(existing, num_new, rule), dict.fromkeys(ORDER, Fraction(0))

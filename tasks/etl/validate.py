@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
+from tasks.etl.gates import NUM_LISTED
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
 from tasks.refs import SPLITS, TEST, TRAIN, VAL, EtlReport, TableRef
 from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED
@@ -27,10 +28,6 @@ from tasks.text.markup import printable
 from tasks.tracking.runs import find_data_checks, log_data_checks
 
 logger = logging.getLogger("lakevision.etl")
-
-
-NUM_LISTED = 20
-"""Maximum number of near-duplicates and of quarantined files that are listed; all of them are counted."""
 
 
 Printable = Annotated[str, AfterValidator(printable)]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tasks.credentials import without_credentials
 from tasks.errors import UserError, error_record, restored_error
-from tasks.text.markup import markdown_code, markdown_text
+from tasks.text.log_lines import message_of
+from tasks.text.markup import markdown_code, markdown_text, text_of
 
 ARTIFACT_KEY = "what-went-wrong"
 
@@ -40,7 +41,7 @@ def noted_error(labels: Mapping[str, object], message: str) -> UserError | None:
 
 def state_message(error: Exception) -> str:
     """Return the message of a failed run's state: the error's sentence, followed by its type in parentheses."""
-    return f"{without_credentials(str(error))} ({type(error).__name__})"
+    return f"{without_credentials(text_of(error))} ({type(error).__name__})"
 
 
 def raised_at(error: BaseException) -> str | None:
@@ -67,16 +68,25 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             pending += found.exceptions
 
 
+def _has_text(error: Exception) -> bool:
+    # Prefect, which asks for the text, breaks at an error that raises then.
+    try:
+        str(error)
+    except Exception:  # As in `text_of`.
+        return False
+    return True
+
+
 def without_secrets(error: Exception) -> Exception:
-    """Return the error, or a replacement if its text or traceback shows credentials.
+    """Return the error, or a replacement if its text or traceback shows credentials, or if it has no text.
 
     The replacement is a RuntimeError with the type, text and traceback of the error, but without the credentials and
     without its causes.
     """
-    shown = [text for found in _chain(error) for text in (str(found), *getattr(found, "__notes__", ()))]
-    if all(without_credentials(text) == text for text in shown):
+    shown = [text for found in _chain(error) for text in (text_of(found), *getattr(found, "__notes__", ()))]
+    if _has_text(error) and all(without_credentials(text) == text for text in shown):
         return error
-    clean = RuntimeError(f"{type(error).__name__}: {without_credentials(str(error))}")
+    clean = RuntimeError(f"{type(error).__name__}: {without_credentials(text_of(error))}")
     for note in getattr(error, "__notes__", ()):
         clean.add_note(without_credentials(note))
     clean.__suppress_context__ = True
@@ -99,9 +109,9 @@ def failure_markdown(error: Exception, log: str | None, children: Sequence[str] 
     Args:
         error: The error that ended the run.
         log: URL of the run's page, or None without a UI.
-        children: Markdown about submitted runs whose failure caused the error.
+        children: Markdown about what caused the error: submitted runs that failed, files that cannot be used.
     """
-    sentence = without_credentials(str(error))
+    sentence = without_credentials(text_of(error))
     lines = ["# What went wrong", ""]
     if isinstance(error, UserError):
         lines += [f"**{markdown_text(sentence)}**", "", *_list_of_advice(error)]
@@ -140,7 +150,7 @@ class EngineLogFilter(logging.Filter):
             record.exc_info = record.exc_text = None
         elif isinstance(error, Exception) and (clean := without_secrets(error)) is not error:
             record.exc_info, record.exc_text = (type(clean), clean, clean.__traceback__), None
-        message = without_credentials(record.getMessage())
+        message = without_credentials(message_of(record))
         record.msg, record.args = message, ()
         if message.startswith("Finished in state Cancelled"):
             record.levelno, record.levelname = logging.INFO, "INFO"  # the task engine logs it as an error

@@ -38,6 +38,7 @@ from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import snapshots
 from tasks.tables.writer import write_access
+from tasks.text.markup import text_of
 
 logger = logging.getLogger("lakevision.stream")
 
@@ -155,7 +156,7 @@ class _Run:
             except UserError:
                 raise  # Its own sentence, which may name the table.
             except Exception as error:
-                explained = explain_failure(str(error), self.path, checkpoint)
+                explained = explain_failure(text_of(error), self.path, checkpoint)
                 if explained is None:
                     raise
                 if not isinstance(explained, ColumnsChanged):

@@ -2,7 +2,7 @@
 
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,12 +41,16 @@ class SpooledRows(ParquetRows):
         """Return the rows as a table in memory."""
         return pq.read_table(self.files[0]).cast(self.schema)
 
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows with all columns, or with some."""
+        with pq.ParquetFile(self.files[0]) as file:
+            yield from file.iter_batches(columns=columns)
+
     def values(self, column: str) -> pa.Array:
         """Return the distinct values of a column in order of their first occurrence, null if there is one."""
         found: pa.Array = pa.array([], self.schema.field(column).type)
-        with pq.ParquetFile(self.files[0]) as file:
-            for batch in file.iter_batches(columns=[column]):
-                found = pa.concat_arrays([found, batch.column(0)]).unique()
+        for batch in self.batches([column]):
+            found = pa.concat_arrays([found, batch.column(0)]).unique()
         return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.credentials import without_credentials
-from tasks.text.markup import printable
+from tasks.text.markup import printable, text_of
 
 
 class _Printable:
@@ -49,8 +49,16 @@ def _message(record: logging.LogRecord) -> str:
         template = str(record.msg)
         return _formatted(template, record.args)
     except Exception as error:  # A value's own `__str__` may raise anything.
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {text_of(error)}"
         return printable(f"{template} (this line's values could not be written: {reason})")
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """Return the message of a record as logging does, or with the formatting error where one is raised."""
+    try:
+        return record.getMessage()
+    except Exception:  # As in `_message`.
+        return _message(record)
 
 
 class SingleLineFilter(logging.Filter):

@@ -13,12 +13,20 @@ _HIDDEN = re.compile(
 )
 
 
+def text_of(value: object) -> str:
+    """Return the text of an external value; an error of py4j asks its JVM for it, and raises where that is gone."""
+    try:
+        return str(value)
+    except Exception as error:  # Any, since the code of the value is another package's.
+        return f"{type(value).__name__} without a text ({type(error).__name__})"
+
+
 def printable(text: object) -> str:
     r"""Return a text with each control character and invisible character replaced by its escape (\x1b).
 
     A text without such characters is returned unchanged, so that the function is idempotent.
     """
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text_of(text))
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

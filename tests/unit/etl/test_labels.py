@@ -2,11 +2,13 @@
 
 import random
 import re
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 from unicodedata import normalize
+from urllib.parse import quote
 
 import pandas as pd
 import pyarrow as pa
@@ -298,6 +300,8 @@ def test_splits_from_a_label_file_need_a_label_file() -> None:
         ("train/test/1.jpg", ("test", "train")),
         ("train/cat/test.jpg", ("cat", "train")),
         ("train/1.jpg", (None, "train")),
+        ("valid/cat/1.jpg", ("cat", "val")),
+        ("validation/train/1.jpg", ("train", "val")),
         ("cat/1.jpg", ("cat", None)),
         ("training/cat/1.jpg", ("cat", None)),
     ],
@@ -305,6 +309,30 @@ def test_splits_from_a_label_file_need_a_label_file() -> None:
 def test_first_folder_called_like_a_split_is_the_split(path: str, found: tuple[str | None, str | None]) -> None:
     """Only the first folder with the name of a split is the split, so a class may be called test."""
     assert named(path, split_by="folder") == [found]
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (("train/cat/1.jpg", "valid/cat/2.jpg", "test/cat/3.jpg"), "'test', 'train' and 'valid'"),
+        (("set/Training/cat/1.jpg", "set/Testing/cat/2.jpg"), "'Testing' and 'Training'"),
+        (("train/1.jpg", "test/2.jpg"), None),  # classes of these names
+        (("vehicles/train/1.jpg", "vehicles/test/1.jpg"), None),
+        (("train/cat/1.jpg", "cat/2.jpg"), None),
+        (("val/cat/1.jpg", "test/cat/2.jpg"), None),
+    ],
+)
+def test_folders_that_look_like_splits_are_said_where_they_do_not_split(
+    paths: tuple[str, ...], said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their images are mixed, and a benchmark's test images would be trained on."""
+    named(*paths)
+    named(*paths, split_by="folder")
+    sentence = (
+        f"the folders {said} look like splits, but etl.split_by is 'stratified': their images are mixed. To keep these "
+        "splits, set etl.split_by to 'folder', which needs train, val (or valid) and test"
+    )
+    assert caplog.messages == ([] if said is None else [sentence])
 
 
 def test_folders_split_images_that_a_pattern_labels() -> None:
@@ -325,6 +353,80 @@ def test_label_file_names_labels_and_splits(tmp_path: Path, suffix: str) -> None
     ]
     assert named("a/1.jpg", labels=labels) == [("cat", None)]
     assert named("val/a/1.jpg", "a/1.jpg", labels=labels, split_by="folder") == [(None, "val"), ("cat", None)]
+
+
+FILES = ("cat/1.jpg", f"dog/{NFD}/2.png", "dog/3 4.JPG")
+"""Files of the source `photos`."""
+
+
+def labelled(folder: Path, rows: dict[str, str], files: tuple[str, ...] = FILES) -> list[str | None]:
+    """Return the labels of files in the folder `photos`, in the order of `files`, with these rows in a label file."""
+    put(folder / "photos", *files)
+    labels = {"by": "file", "file": write(folder / "labels.csv", path=[*rows], label=[*rows.values()])}
+    listing = check_source(folder / "photos", EtlConfig.model_validate({"labels": labels})).table()
+    found = dict(zip(listing["path"].to_pylist(), listing["label"].to_pylist(), strict=True))
+    return [found[file] for file in files]
+
+
+@pytest.mark.parametrize(
+    ("written", "differences"),
+    [
+        (lambda path: path.replace("/", "\\"), "backslashes"),
+        (lambda path: f"/{path}", "the beginning"),
+        (lambda path: f"photos/{path}", "the beginning"),
+        (lambda path: "C:\\photos\\" + path.replace("/", "\\"), "backslashes, the beginning"),
+        (lambda path: f"s3://bucket/photos/{path}", "the beginning"),
+        (lambda path: f"/home/me/photos/{path}", "the beginning"),
+        (lambda path: f"file:///photos/{quote(path)}", "the beginning"),
+        (lambda path: normalize("NFC", path.title()), "upper and lower case"),
+        (lambda path: path.rpartition(".")[0], "the extension"),
+        (lambda path: path.rpartition(".")[0] + ".jpeg", "the extension"),
+    ],
+    ids=["backslashes", "slash", "prefix", "drive", "store", "absolute", "file", "case", "no extension", "extension"],
+)
+def test_path_in_another_notation_is_matched_and_said(
+    tmp_path: Path, written: Callable[[str], str], differences: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One row and one file that differ in notation alone belong together."""
+    rows = {written(path): label for path, label in zip(FILES, "abc", strict=True)}
+
+    assert labelled(tmp_path, rows) == ["a", "b", "c"]
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"3 of 3 paths in {tmp_path}/labels.csv differ from those in the source in {differences}, e.g."
+    )
+    assert said.endswith("', which is taken for 'cat/1.jpg'")
+
+
+def test_path_that_could_be_several_files_is_matched_with_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is one of several rows for a file; exact rows of other files stay theirs."""
+    rows = {"cat/1": "a", "dog/2.JPG": "b", "dog/2.Jpg": "c", "dog/3.jpg": "d", "cat/4.png": "e", "cat\\5.png": "f"}
+    files = ("cat/1.jpg", "cat/1.png", "dog/2.jpg", "dog/3.jpg", "dog/3.JPG", "cat/4.png", "cat/5.png")
+
+    assert labelled(tmp_path, rows, files) == [None, None, None, "d", None, "e", "f"]
+    assert caplog.messages[1:] == [
+        f"3 of 6 paths in {tmp_path}/labels.csv are not in the source, e.g. 'cat/1'; the nearest without a label is "
+        "'cat/1.png', which differs in the extension"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "nearest"),
+    [
+        ("kat/1.jpg", "'cat/1.jpg', which differs in the name"),
+        ("other/cat/1.jpg", "'cat/1.jpg', which differs in the beginning"),
+    ],
+)
+def test_label_file_of_another_source_is_refused_with_the_nearest_path(tmp_path: Path, row: str, nearest: str) -> None:
+    """The folders of another source may have the same names, and other images."""
+    with pytest.raises(WrongInput) as refused:
+        labelled(tmp_path, {row: "a", "zero.jpg": "b"})
+    assert str(refused.value) == (
+        f"etl.labels.file is '{tmp_path}/labels.csv', which names no file of the source '{tmp_path}/photos', e.g. "
+        f"'{row}'; the nearest without a label is {nearest}: give paths relative to the source"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

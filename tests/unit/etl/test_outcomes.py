@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 
 from tasks.config.etl import EtlConfig
@@ -14,6 +15,7 @@ from tasks.etl import comparison_queries, outcomes
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.ingest import _check_gates
 from tasks.etl.outcomes import Comparison
+from tasks.orchestration.failure import failure_markdown
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import Storage
 from tasks.tables.relations import Relations
@@ -456,7 +458,7 @@ def test_changed_file_that_is_known_to_be_unusable_loses_its_image(compare, row:
 
 @pytest.mark.parametrize("bound", [0.2, 0.19])
 def test_files_that_cannot_be_read_count_as_bad_and_are_said(
-    compare, bound: float, caplog: pytest.LogCaptureFixture
+    compare, bound: float, storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A share that fails for too many files ends the run, although their images stay."""
     paths = [f"cat/{number}.jpg" for number in range(10)]
@@ -466,8 +468,36 @@ def test_files_that_cannot_be_read_count_as_bad_and_are_said(
         resolve(comparison, *map(unread, paths[:2]))
         refused = pytest.raises(WrongInput, match=r"2 of 10 files cannot be used \(2 unreadable\)")
         with refused if bound < 0.2 else nullcontext():
-            _check_gates(comparison, EtlConfig(max_bad_fraction=bound))
+            _check_gates(comparison, EtlConfig(max_bad_fraction=bound), storage)
     assert "2 files cannot be read now, such as cat/0.jpg (no): their images stay" in "\n".join(caplog.messages)
+
+
+@pytest.mark.parametrize("settings", [{"max_bad_fraction": 0.1}, {"max_bad_fraction": 1.0, "min_images_per_class": 2}])
+def test_refused_run_names_the_files_that_cannot_be_used(
+    compare, settings: dict[str, Any], storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first 20 are in the log and in notes for the artifact; all are in a CSV file that the message names."""
+    bad = [f"cat/{number:02},_x.jpg" for number in range(22)]
+    unreadable, same = "cat/unreadable.jpg", ["cat/z.jpg", "dog/z.jpg"]
+    listing = [listed(path) for path in [*bad, *same]] + [listed(unreadable, modified_at=LATER)]
+    with compare(listing, [known(unreadable, "1")], [existing("1", "cat")]) as comparison:
+        broken = [read(path, None, None, split=None, reason="truncated", detail="a\nb") for path in bad]
+        resolve(comparison, *broken, *(read(path, "2") for path in same), unread(unreadable))
+        with pytest.raises(WrongInput) as refused:
+            _check_gates(comparison, EtlConfig.model_validate(settings), storage)
+
+    file = storage.logs / "unusable-files.csv"
+    assert str(refused.value).endswith(f"the tables are unchanged; '{file}' lists the files that cannot be used")
+    rows = pyarrow.csv.read_csv(file, parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True)).to_pylist()
+    assert [row["path"] for row in rows] == [*bad, unreadable, *same]
+    assert rows[0] == {"path": bad[0], "label": "cat", "reason": "truncated", "detail": "a\nb"}
+    conflict = "the same content under the labels cat, dog"
+    assert [(row["reason"], row["detail"]) for row in rows[-2:]] == [("label_conflict", conflict)] * 2
+    notes = refused.value.__notes__
+    assert (len(notes), notes[0]) == (20, r"cat/00,\_x.jpg: truncated (a b)")
+    assert notes[1] in failure_markdown(refused.value, None, notes)
+    assert f"all of them in {file}: {bad[0]}: truncated (a\nb); {bad[1]}: truncated" in caplog.messages[-1]
+    assert bad[20] not in caplog.messages[-1]
 
 
 def test_file_that_cannot_be_read_passes_its_image_on(compare) -> None:

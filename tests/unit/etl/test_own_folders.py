@@ -11,7 +11,7 @@ from tasks.config.etl import EtlConfig
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.listing import list_images
-from tasks.etl.own_folders import OwnFolders
+from tasks.etl.own_folders import SYSTEM_FOLDERS, OwnFolders
 from tasks.etl.source import prepare_source
 from tasks.predict.source import list_source
 from tasks.storage import Storage, resolve_storage
@@ -188,3 +188,35 @@ def test_locations_below_a_url_are_left_out(
     assert messages_of("lakevision.etl") == [
         "'s3a://bucket/photos/out' is left out of source 's3a://bucket/photos': runs write to it"
     ]
+
+
+SYSTEM_FILES = (
+    *("cat/@eaDir/1.jpg/SYNOPHOTO_THUMB_XL.jpg", "@eaDir/2.jpg", "#recycle/cat/3.jpg", "@Recycle/4.jpg"),
+    *("$RECYCLE.BIN/S-1-5/5.jpg", "$Recycle.Bin/6.jpg", "System Volume Information/7.jpg", "__MACOSX/cat/8.jpg"),
+)
+LIKE_SYSTEM = ("lost+found.jpg", "recycle/1.jpg", "the @eaDir/1.jpg", "@eaDirs/1.jpg")
+
+
+def test_system_folders_are_left_out_and_said_once(
+    tmp_path: Path, messages_of, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would be classes of their own, and a folder that only the administrator may read would refuse the source."""
+    caplog.set_level("INFO", "lakevision.etl")
+    source, storage = tmp_path / "#recycle" / "source", settings(tmp_path / "home")
+    put(source, "cat/1.jpg", "dog/1.jpg", *SYSTEM_FILES, *LIKE_SYSTEM)
+    (source / "lost+found").mkdir(mode=0o000)
+
+    assert listed(source, storage) == sorted(["cat/1.jpg", "dog/1.jpg", *LIKE_SYSTEM])
+    assert predicted(source, storage) == sorted(["cat/1.jpg", "dog/1.jpg", *LIKE_SYSTEM])
+    said = [line for line in messages_of("lakevision.etl") if "devices and operating systems make them" in line]
+    names = {*SYSTEM_FOLDERS} - {"#snapshot", "@Recently-Snapshot"}
+    assert len(said) == 2 * len(names)  # of ETL and inference
+    assert f"'{source}/lost+found' is left out, like each folder of this name" in str(said)
+
+
+def test_system_folders_of_a_store_are_left_out(tmp_path: Path) -> None:
+    """Its listing has paths without folders."""
+    own = OwnFolders.of("s3a://bucket/@eaDir/images", settings(tmp_path / "home"))
+
+    assert all(own.has_path(path, own.prefixes()) for path in SYSTEM_FILES)
+    assert not any(own.has_path(path, own.prefixes()) for path in ("cat/1.jpg", *LIKE_SYSTEM))

@@ -172,6 +172,39 @@ def test_tracebacks_in_logs_of_the_engine_have_no_credentials() -> None:
     assert "http://***@127.0.0.1:9/api" in logging.Formatter().format(record)
 
 
+class WithoutText(Exception):
+    """An error like those of py4j, whose text is asked from a JVM that is gone."""
+
+    def __str__(self) -> str:
+        """Raise an error."""
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_error_without_a_text_ends_a_run_like_any_other() -> None:
+    """Neither a filter nor a redaction raises: Prefect's engine would break, and the run stay in state Running."""
+    error = raised(WithoutText())
+    shown = "WithoutText without a text (ConnectionRefusedError)"
+    assert state_message(error) == f"{shown} (WithoutText)"
+    assert f"**WithoutText: {shown}**" in failure_markdown(error, None)
+    assert str(WrongInput(error)) == shown
+    clean = without_secrets(error)
+    assert str(clean) == f"WithoutText: {shown}"
+    assert "in raised" in "".join(traceback.format_exception(clean))
+    caused = raised(ValueError("it failed"), error)
+    assert without_secrets(caused) is caused
+    passes, record = logged(error, "Encountered exception during execution: %s")
+    assert passes
+    assert "WithoutText" in logging.Formatter().format(record)
+
+
+def test_engine_line_that_cannot_be_formatted_passes_the_filter() -> None:
+    """The values of its message may raise, or be too few."""
+    for message, values in (("failed with %r", (WithoutText(),)), ("failed: %s", (WithoutText(),)), ("%s %s", ("a",))):
+        record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, message, values, None)
+        assert EngineLogFilter().filter(record)
+        assert "failed" in record.getMessage() or "%s %s (this line's values" in record.getMessage()
+
+
 def test_messages_of_the_engine_have_no_credentials_and_cancelled_tasks_are_logged_as_info() -> None:
     """Credentials are also removed from the `repr` of an error."""
     _passes, record = logged(ConnectionError("a"), "failed with ConnectionError('s3://me:hidden@host')")

@@ -159,10 +159,17 @@ def test_valid_line_is_unchanged_by_the_filter(
 
 
 class Unwritable:
-    """A value whose `__str__` raises."""
+    """A value whose `__str__` raises an error without a text."""
 
     def __str__(self) -> str:
-        raise RuntimeError("closed")
+        raise Closed
+
+
+class Closed(Exception):
+    """An error without a text, like those of py4j without their JVM."""
+
+    def __str__(self) -> str:
+        raise self
 
 
 @pytest.mark.parametrize(
