@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -156,6 +157,31 @@ def requeue_lost_trials(study: optuna.Study) -> int:
     return lost
 
 
+class Sampler(TPESampler):
+    """Optuna's TPE sampler, for which a diverged trial is the worst of the pruned ones."""
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return a value of a parameter, as TPE draws it from the trials so far.
+
+        TPE ranks pruned trials by their last epoch, those without one last. The NaN of a diverged trial has an epoch
+        beyond the last one, so TPE would rank it first.
+        """
+        trials = study.get_trials()
+        if any(map(has_diverged, trials)):
+            study = optuna.create_study(direction=study.direction)
+            for known in trials:
+                known.intermediate_values = {} if has_diverged(known) else known.intermediate_values
+            study.add_trials(trials)
+        return super().sample_independent(study, trial, param_name, param_distribution)
+
+
+def has_diverged(trial: FrozenTrial) -> bool:
+    """Return whether the training run of a trial diverged: its last value is NaN."""
+    return trial.last_step is not None and math.isnan(trial.intermediate_values[trial.last_step])
+
+
 def next_trial(study: optuna.Study, space: Mapping[str, BaseDistribution], tune: TuneConfig) -> Trial | None:
     """Return the next trial with its values drawn, or None if there are `tune.num_trials` already.
 
@@ -171,7 +197,7 @@ def next_trial(study: optuna.Study, space: Mapping[str, BaseDistribution], tune:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         # The constant liar keeps concurrent trials from sampling similar values.
-        study.sampler = TPESampler(seed=seed, constant_liar=tune.parallel > 1)
+        study.sampler = Sampler(seed=seed, constant_liar=tune.parallel > 1)
     return study.ask(dict(space))
 
 

@@ -20,7 +20,16 @@ from tasks.storage import Storage
 from tasks.system.slots import Slot
 from tasks.train.spec import TrainingSpec
 from tasks.tune.search import RunningTrial, TrialStart, TrialThread, run_trials
-from tasks.tune.study import NoTrialCompleted, best_trial, counted_trials, open_study, requeue_lost_trials, trial_rows
+from tasks.tune.space import distributions
+from tasks.tune.study import (
+    NoTrialCompleted,
+    best_trial,
+    counted_trials,
+    next_trial,
+    open_study,
+    requeue_lost_trials,
+    trial_rows,
+)
 from tasks.tune.trial import Pruned, fail_trial, get_trial, make_reporter
 
 # With two epochs Hyperband has one bracket, so that pruning does not depend on a trial's number.
@@ -229,6 +238,23 @@ def test_trial_that_is_not_the_best_after_an_epoch_is_pruned(study: optuna.Study
         with pytest.raises(Pruned) if number == 1 else nullcontext():
             on_event({"epoch": 1, "ends_training": False, "value": value})
             on_event({"epoch": 2, "ends_training": True, "value": 0.0})
+
+
+def test_diverged_trial_is_the_worst_of_the_pruned(storage: Storage) -> None:
+    """Values are drawn as if its training run had never validated an epoch, however many epochs it had."""
+    drawn, space = [], distributions(TUNE.space)
+    for name, reported in {"diverged": {1: 0.9, TRAIN.total_epochs + 1: math.nan}, "none": {}}.items():
+        study = open_study(storage, name, TRAIN, TUNE, create=True)
+        for number in range(12):
+            rate, values = 10 ** -(1 + number / 4), reported if number % 3 == 0 else {1: number / 12}
+            params = {"learning_rate": rate}
+            study.add_trial(
+                optuna.create_trial(
+                    state=TrialState.PRUNED, params=params, distributions=space, intermediate_values=values
+                )
+            )
+        drawn.append(next_trial(study, space, TUNE).params)  # type: ignore[union-attr]  # there are fewer than num_trials
+    assert drawn[0] == drawn[1]
 
 
 def test_trial_that_stopped_early_is_not_pruned(study: optuna.Study) -> None:
