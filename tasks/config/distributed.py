@@ -80,10 +80,11 @@ class DistributedConfig(FrozenConfig):
     """Distributed training, submitted to a GPU work pool."""
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
-    backend: Annotated[Backend, AsBefore("horovod")] = Field(
-        "horovod",
+    backend: Annotated[Literal["auto", "horovod", "torch"], AsBefore("horovod")] = Field(
+        "auto",
         description="Library that averages the gradients of the ranks: horovod, or torch (DistributedDataParallel); "
-        "both over Gloo on CPUs and NCCL on GPUs",
+        "both over Gloo on CPUs and NCCL on GPUs. auto: horovod if its build fits the device, else torch, as the "
+        "machine that starts the ranks decides",
     )
     gradient_compression: Annotated[GradientCompression, AsBefore("none")] = Field(
         "none",
@@ -241,9 +242,18 @@ class DistributedConfig(FrozenConfig):
         """Return settings with the same result for ranks that are started here, without hosts, clusters and pools."""
         return DistributedConfig.model_validate(self.model_dump(include=DECISIVE | SUPERVISION))
 
+    @property
+    def decided_backend(self) -> Backend:
+        """The backend; horovod as long as auto is not decided (`choose_backend`)."""
+        return "horovod" if self.backend == "auto" else self.backend
+
+    def with_backend(self, backend: Backend) -> "DistributedConfig":
+        """Return the settings with a decided backend."""
+        return self.model_copy(update={"backend": backend})
+
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the result."""
-        return hashed_settings(self, DECISIVE)
+        return hashed_settings(self.with_backend(self.decided_backend), DECISIVE)
 
 
 def check_options(train: TrainConfig, distributed: DistributedConfig, spark: SparkConfig) -> None:

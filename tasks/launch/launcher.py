@@ -15,7 +15,7 @@ import filelock
 
 from tasks.cache.manifest import read_manifest
 from tasks.errors import RankStalled, TimeLimitExceeded, loggable, restored_error
-from tasks.launch.gpus import gpus_of_run
+from tasks.launch.gpus import choose_backend, gpus_of_run
 from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
 from tasks.launch.rank_process import Message, RankOutput, RankProcess, first_failed, terminate
@@ -91,6 +91,13 @@ def launch_ranks(spec: TrainingSpec, on_event: OnEvent | None = None, stop: thre
             a lost rank keeps the lock of the run (`lock_training`).
         Stopped: `stop` was set.
     """
+    given, spec = spec, choose_backend(spec)
+    if spec.key != given.key:  # auto has decided on torch: the run may be one of Horovod, of an older release.
+        from tasks.tracking.runs import find_finished_run  # Here: it loads MLflow.
+
+        if found := find_finished_run(spec.storage, *given.keys):
+            logger.info("MLflow run %s has already completed this training run", found.run_id)
+            return found
     manifest = read_manifest(spec.cache.url)
     if manifest is not None:  # A missing cache is reported by the ranks.
         check_data(spec.train, manifest, spec.num_virtual_ranks)
@@ -137,7 +144,7 @@ def _train(
     messages: queue.Queue[Message] = queue.Queue()
     ranks: list[RankProcess] = []
     run_id: str | None = None
-    backend = spec.distributed.backend if spec.distributed else "horovod"
+    backend = spec.distributed.decided_backend if spec.distributed else "horovod"
     stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
     watchdog = Watchdog(num_ranks, stall_seconds)
 

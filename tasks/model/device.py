@@ -71,7 +71,8 @@ def take_device(wanted: str, local_rank: int, reducer: Reducer) -> torch.device:
     has_gpu = wanted != "cpu" and torch.cuda.is_available() and reducer.gpu_obstacle is None
     without = (gather_numbers(reducer, has_gpu) == 0).nonzero().flatten().tolist()
     if 0 < len(without) < reducer.num_ranks:
-        own = f"on host '{platform.node()}', where {str(reducer.gpu_obstacle or 'torch sees no GPU').partition(':')[0]}"
+        reason = "torch sees no GPU" if reducer.gpu_obstacle is None else reducer.gpu_obstacle.cause
+        own = f"on host '{platform.node()}', where {reason}"
         where = broadcast_value(reducer, TypeAdapter(str), own, without[0])
         names = join_names([f"rank {rank}" for rank in without[:3]], len(without))
         raise WrongInput(

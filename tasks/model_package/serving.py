@@ -19,8 +19,9 @@ ALLOCATORS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator
 """Texts by which torch reports on the CPU that memory is used up."""
 
 GPU_LIBRARIES = ("_ALLOC_FAILED", "out of memory", "unable to find an engine to execute this computation")
-"""Texts by which libraries report that the memory of a GPU is used up: cuBLAS and others, CUDA and NCCL, and cuDNN, of
-which every kernel failed to get its workspace."""
+"""Texts by which cuBLAS and others, CUDA and NCCL, and cuDNN report that the memory of a GPU is used up.
+
+cuDNN has no kernel left whose workspace fits."""
 
 ONEDNN = re.compile(r"could not create a (primitive|memory object)$")
 """Texts of oneDNN, which computes on the CPU, when it gets no memory for its generated code or its buffers.

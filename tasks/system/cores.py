@@ -120,10 +120,15 @@ def expected_gpu_obstacle(backend: Backend, num_ranks: int) -> WrongInput | None
 
     if num_ranks == 1 or not torch.cuda.is_available():
         return None
-    if backend == "torch":
-        has_nccl = torch.distributed.is_nccl_available()
-    else:
-        import horovod.torch as hvd  # Here: it takes seconds to load. `nccl_built` needs no other ranks.
+    return gpu_obstacle(backend, has_nccl(backend), num_ranks, torch.cuda.device_count())
 
-        has_nccl = hvd.nccl_built()
-    return gpu_obstacle(backend, has_nccl, num_ranks, torch.cuda.device_count())
+
+def has_nccl(backend: Backend) -> bool:
+    """Return whether a backend was built with NCCL."""
+    import torch
+
+    if backend == "torch":
+        return torch.distributed.is_nccl_available()
+    import horovod.torch as hvd  # Here: it takes seconds to load. `nccl_built` needs no other ranks.
+
+    return bool(hvd.nccl_built())

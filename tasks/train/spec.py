@@ -29,6 +29,8 @@ class TrainingSpec(BaseModel):
     storage: Storage
     distributed: DistributedConfig | None = None
     """Settings of distributed training; None for a single process."""
+    backend_reason: str = ""
+    """Reason for the backend, which the launcher has decided."""
     spark: SparkConfig | None = None
     """Spark session of the launcher spark; None for the others."""
     tags: dict[str, str] = {}
@@ -89,8 +91,12 @@ def run_keys(
 ) -> list[str]:
     """Return the keys by which a training run is found: its own, then that of older releases if it was another one.
 
-    Older releases counted `TrainConfig.neutral` as settings that decide the result.
+    Older releases counted `TrainConfig.neutral` as settings that decide the result. With the backend auto, the run of
+    either backend is found.
     """
+    if distributed is not None and distributed.backend == "auto":
+        either = distributed.with_backend("horovod"), distributed.with_backend("torch")
+        return [key for settings in either for key in run_keys(train, cache, settings, repetition)]
     decisive = decisive_settings(train, cache, distributed, repetition)
     given = decisive["train"] | {name: getattr(train, name) for name in train.neutral}
     return list(dict.fromkeys([key_of(decisive), key_of(decisive | {"train": given})]))

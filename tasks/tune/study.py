@@ -117,7 +117,7 @@ class JournalLock(JournalFileOpenLock):
 def _open_storage(folder: Path, name: str, *, create: bool) -> BaseStorage | None:
     """Return the storage of a study: the database of older releases if it is there, else a journal of its own.
 
-    SQLite's locks do not hold on every network file system. None if there is no study and `create` is false.
+    SQLite's locks do not hold on every network file system. With `create` false, None if the study is missing.
     """
     if (folder / "studies.db").exists():
         # Two processes that upgrade the tables of one database at once both fail.
