@@ -82,9 +82,9 @@ class DistributedConfig(FrozenConfig):
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
     backend: Annotated[Literal["auto", "horovod", "torch"], AsBefore("horovod")] = Field(
         "auto",
-        description="Library that averages the gradients of the ranks: horovod, or torch (DistributedDataParallel); "
-        "both over Gloo on CPUs and NCCL on GPUs. auto: horovod if its build fits the device, else torch, as the "
-        "machine that starts the ranks decides",
+        description="Library that averages the gradients of the ranks: horovod, or torch (DistributedDataParallel). "
+        "Both use Gloo on CPUs and NCCL on GPUs. auto: horovod if its build fits the device, else torch; the machine "
+        "that starts the ranks decides",
     )
     gradient_compression: Annotated[GradientCompression, AsBefore("none")] = Field(
         "none",
