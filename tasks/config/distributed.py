@@ -137,12 +137,8 @@ class DistributedConfig(FrozenConfig):
         "folder at that path, with copies of the checkpoints. Cache, artifacts and tracking must be shared anyway",
     )
     ssh_config: Text = Field("", description="Configuration file for ssh; empty: that of the user")
-    stall_timeout_seconds: int = Field(
-        600,
-        ge=10,
-        le=YEAR_SECONDS,
-        description="Time without progress of a rank after which all ranks are ended, in seconds. Longer than any "
-        "training step; work of unknown length, such as compiling or logging the model, may take an hour",
+    stall_timeout_seconds: int | None = Field(
+        None, ge=10, le=YEAR_SECONDS, description="For ranks, in place of train.stall_timeout_seconds, in seconds"
     )
     max_restarts: int = Field(
         0,

@@ -85,7 +85,7 @@ def launch_ranks(spec: TrainingSpec, on_event: OnEvent | None = None, stop: thre
         OutOfMemory: A rank ran out of memory.
         RanksLost: A rank was ended by a signal, and no restart was left; the message has its last lines.
         RankFailed: A rank failed for another reason; the message has its last lines.
-        RankStalled: A rank reported no progress for `distributed.stall_timeout_seconds`, and no restart was left.
+        RankStalled: A rank reported no progress for `train.stall_timeout_seconds`, and no restart was left.
         HostLost: A host does not answer, or no longer, and no restart was left; the error has its ranks.
         TimeLimitExceeded: Training exceeded `train.timeout_seconds`, here or in another process with the same run; or
             a lost rank keeps the lock of the run (`lock_training`).
@@ -145,7 +145,7 @@ def _train(
     ranks: list[RankProcess] = []
     run_id: str | None = None
     backend = spec.distributed.decided_backend if spec.distributed else "horovod"
-    stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
+    stall_setting, stall_seconds = spec.stall_limit
     watchdog = Watchdog(num_ranks, stall_seconds)
 
     def check() -> None:
@@ -183,9 +183,8 @@ def _train(
                             rank.show_stack()
                     _log_lines(messages, STACK_SECONDS)
                     raise RankStalled(
-                        f"{stall.sentence}; distributed.stall_timeout_seconds is {stall_seconds}, and all ranks were "
-                        "ended",
-                        setting="distributed.stall_timeout_seconds",
+                        f"{stall.sentence}; {stall_setting} is {stall_seconds}, and all ranks were ended",
+                        setting=stall_setting,
                         way_out="run again to resume from the last checkpoint, with a higher limit if a step may take "
                         "as long",
                     )

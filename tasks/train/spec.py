@@ -64,6 +64,13 @@ class TrainingSpec(BaseModel):
         return decisive_settings(self.train, self.cache, self.distributed, self.repetition)
 
     @property
+    def stall_limit(self) -> tuple[str, int]:
+        """Setting of the time without progress after which the launcher ends the training processes, in seconds."""
+        if self.distributed is not None and self.distributed.stall_timeout_seconds is not None:
+            return "distributed.stall_timeout_seconds", self.distributed.stall_timeout_seconds
+        return "train.stall_timeout_seconds", self.train.stall_timeout_seconds
+
+    @property
     def shares_home(self) -> bool:
         """True if all ranks have the same folder of checkpoints."""
         return self.distributed is None or self.distributed.shared_home

@@ -102,6 +102,7 @@ def test_settings_are_immutable() -> None:
         (DistributedConfig, {"num_ranks": 0}),
         (DistributedConfig, {"deployment": "no-slash"}),
         (DistributedConfig, {"stall_timeout_seconds": 9}),
+        (TrainConfig, {"stall_timeout_seconds": 9}),
         (DistributedConfig, {"max_restarts": -1}),
         (DistributedConfig, {"min_ranks": 0}),
         (DistributedConfig, {"backend": "mpi"}),
