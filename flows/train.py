@@ -15,7 +15,7 @@ from tasks.storage import Storage, resolve_storage
 
 def prepare_cache(config: TrainRun, storage: Storage, distributed: DistributedConfig | None = None) -> CacheRef:
     """Check the settings, and return the cache of a version of `images`, which is built if it is missing."""
-    run_stage(check_trainable, config.train, config.cache, storage)
+    run_stage(check_trainable, config.train, config.cache, storage, distributed)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
     run_stage(check_batches_fit, config.train, images, distributed)
     return run_stage(materialize, config.cache, images, storage, config.spark)

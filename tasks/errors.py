@@ -35,6 +35,11 @@ class UserError(Exception):
         self.setting = setting
         self.way_out = loggable(way_out)
 
+    @property
+    def cause(self) -> str:
+        """The message without its way out."""
+        return str(self).removesuffix(f": {self.way_out}")
+
     @classmethod
     def complete(cls, message: object, *, setting: str = "", way_out: str) -> Self:
         """Return an error whose message ends with its way out already."""

@@ -1,6 +1,7 @@
 # Functions, sourced by setup.sh, that build a patched Horovod wheel once, keep it in the user's cache, and install it.
 # The patches of the last release (0.28.1) are in deployments/setup/patch_horovod.py.
-# HOROVOD_GPU_OPERATIONS=NCCL builds for GPUs, on any machine; without it the wheel is for CPU tensors over Gloo.
+# The wheel is for GPUs (NCCL) where the machine has one, else for CPU tensors over Gloo. HOROVOD_GPU_OPERATIONS=NCCL
+# builds for GPUs on any machine, CPU for none.
 
 horovod_version=0.28.1
 # Part of the wheel's key: increment it with each change of the patches, so that older wheels are built again.
@@ -8,17 +9,21 @@ patch=4
 sdist_sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 torch_version=$(awk '/^name = "torch"$/ { getline; gsub(/"/, ""); print $3 }' uv.lock)
 
-# A GPU build stays the choice of this checkout, also where the next `make` does not set the variable.
+# A choice stays that of this checkout, also where the next `make` does not set the variable. So does a GPU build: a
+# machine without GPUs may share the checkout.
 remembered=.venv/.horovod-variant
-if [ -z "${HOROVOD_GPU_OPERATIONS:-}" ] && [ -e "$remembered" ]; then
-    HOROVOD_GPU_OPERATIONS=$(cat "$remembered")
-    export HOROVOD_GPU_OPERATIONS
-fi
-variant=$(echo "${HOROVOD_GPU_OPERATIONS:-cpu}" | tr '[:upper:]' '[:lower:]')
-if [ "$variant" != cpu ] && [ "$variant" != nccl ]; then
-    echo "HOROVOD_GPU_OPERATIONS is '$HOROVOD_GPU_OPERATIONS': set it to NCCL, or unset it for a CPU build" >&2
-    exit 1
-fi
+operations=${HOROVOD_GPU_OPERATIONS:-}
+if [ -z "$operations" ] && [ -e "$remembered" ]; then operations=$(cat "$remembered"); fi
+if [ -z "$operations" ] && [[ $(nvidia-smi -L 2>/dev/null) == *"GPU "* ]]; then operations=NCCL; fi
+variant=$(echo "${operations:-cpu}" | tr '[:upper:]' '[:lower:]')
+case $variant in
+    nccl) export HOROVOD_GPU_OPERATIONS=NCCL ;;
+    cpu) unset HOROVOD_GPU_OPERATIONS ;;
+    *)
+        echo "HOROVOD_GPU_OPERATIONS is '$operations': set it to NCCL or CPU, or unset it" >&2
+        exit 1
+        ;;
+esac
 
 python_version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 horovod_key=horovod-$horovod_version-patch$patch-torch-$torch_version-cp${python_version/./}-$(uname -m)-$variant
@@ -95,7 +100,7 @@ install_wheel() {
     uv pip install --python .venv/bin/python --no-deps --reinstall "$(find_wheel)"
     .venv/bin/python -c 'import horovod.torch as hvd; assert hvd.gloo_built(), "Horovod was built without Gloo"'
     touch ".venv/.$horovod_key"
-    if [ -n "${HOROVOD_GPU_OPERATIONS:-}" ]; then echo "$HOROVOD_GPU_OPERATIONS" >"$remembered"; fi
+    if [ -n "$operations" ]; then echo "$operations" >"$remembered"; fi
 }
 
 install_horovod() {

@@ -66,7 +66,7 @@ class CacheLoader:
         ranks: VirtualRanks = VirtualRanks(),
         pool_megabytes: int = 256,
         workers_count: int = 2,
-        pin_memory: bool | None = None,
+        pin_memory: bool = False,
     ) -> None:
         """Take the read lock of the cache, so that no sweep removes it; no file is opened yet.
 
@@ -80,8 +80,7 @@ class CacheLoader:
             pool_megabytes: Memory of the batches that are being filled, independent of the size of the split. Half of
                 it is the window within which images are shuffled: another value gives another order.
             workers_count: Number of petastorm's reader threads, which also decode.
-            pin_memory: Allocate batches in page-locked memory, for asynchronous copies to a GPU; None means if there
-                is a GPU.
+            pin_memory: Allocate batches in page-locked memory, for asynchronous copies to a GPU.
         """
         self._read_lock = CacheReadLock(url)
         self._source = (url, manifest, split)
@@ -104,8 +103,7 @@ class CacheLoader:
         # Unshuffled, a batch needs adjacent row groups only: read ahead just enough to keep the workers busy.
         self._ahead = max(2 * workers_count, 0 if seed is None else self.window)
         max_batches = 2 * self._ahead * self._split.rows_per_group // batch_size + 3
-        pin = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._memory = BatchMemory((batch_size, self._row_bytes), max_batches, pin=pin)
+        self._memory = BatchMemory((batch_size, self._row_bytes), max_batches, pin=pin_memory)
 
     @property
     def num_rows(self) -> int:
@@ -214,7 +212,7 @@ class InMemoryLoader(CacheLoader):
         """Return the contents and labels of all rows, of every rank."""
         inputs = torch.empty((self.num_rows, *self._shape), dtype=self._dtype)
         labels = torch.empty(self.num_rows, dtype=torch.int64)
-        for batch in CacheLoader(*self._source, 256, pin_memory=False).epoch(0):  # in the order of the rows
+        for batch in CacheLoader(*self._source, 256).epoch(0):  # in the order of the rows
             rows = torch.from_numpy(batch.rows_B)
             inputs[rows], labels[rows] = batch.inputs, batch.labels_B
         return inputs, labels
@@ -231,7 +229,7 @@ def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[in
     for place, row in enumerate(rows):
         # With as many ranks as images remain from a position, the first rank reads exactly the image at it.
         left = manifest.splits[split].rows - row
-        loader = CacheLoader(url, manifest, split, 1, ranks=VirtualRanks.of(0, left), workers_count=1, pin_memory=False)
+        loader = CacheLoader(url, manifest, split, 1, ranks=VirtualRanks.of(0, left), workers_count=1)
         for batch in loader.epoch(0, row):
             images[place] = batch.inputs[0]
     return images

@@ -70,13 +70,16 @@ def train_rows(images: TableRef) -> int:
         return 0
 
 
-def check_pipeline(config: PipelineConfig, storage: Storage, *, trains_here: bool = True) -> None:
+def check_pipeline(
+    config: PipelineConfig, storage: Storage, *, trains_here: bool = True, ranks_here: bool = False
+) -> None:
     """Check everything that the DAG needs and that can be checked before it starts.
 
     Args:
         config: Settings of the DAG.
         storage: Its storage.
         trains_here: Whether it trains on this machine; if not, the ranks check device, precision and compiler.
+        ranks_here: Whether ranks train on this machine.
 
     Raises:
         WrongInput: A check failed; the message has the setting, its value and the way out.
@@ -111,7 +114,7 @@ def check_pipeline(config: PipelineConfig, storage: Storage, *, trains_here: boo
         list_source(config.predict.source, inputs, storage, config.spark)
     if config.ranks is None and config.distributed != DistributedConfig():
         logger.warning("train_on is 'single': the settings of 'distributed' are not used; train_on both uses them")
-    check_training(config.train, config.cache, here=trains_here)
+    check_training(config.train, config.cache, here=trains_here, distributed=config.distributed if ranks_here else None)
     check_room(config.etl, config.cache, source, storage)
     check_tracking(storage)
     logger.info(

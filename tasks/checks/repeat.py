@@ -56,7 +56,7 @@ def differences_now(original: OriginalRun) -> list[str]:
     """
     distributed = original.distributed
     num_ranks = 1 if distributed is None else distributed.num_ranks
-    obstacle = None if distributed is None else expected_gpu_obstacle(distributed.backend, num_ranks)
+    obstacle = None if distributed is None else expected_gpu_obstacle(distributed.decided_backend, num_ranks)
     now = expected_provenance(original.train, original.cache_config.image_size, num_ranks, obstacle)
     found = provenance_changes(_original_provenance(original), now)
     if original.resumed_with_changes is not None:

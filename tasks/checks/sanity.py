@@ -4,6 +4,8 @@ Model, optimizer and batches are built by the functions of training.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,12 +15,15 @@ from torch.nn import functional
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
+from tasks.collectives.reducer import Reducer
 from tasks.config.train import GradientConfig, OverfitConfig, TrainConfig
 from tasks.errors import WrongInput, join_names
-from tasks.model.device import choose_device, make_optimizer
+from tasks.model.device import make_optimizer, take_device
 from tasks.model.precision import choose_precision
 from tasks.model.training_network import Classifier, build_classifier
 from tasks.refs import TRAIN, CacheRef, GradientReport, OverfitReport, ParameterGradient
+from tasks.system.cores import gpus_for
+from tasks.system.slots import take_slot
 from tasks.train.non_finite import WAY_OUT
 from tasks.train.phases import Phase, phases_of
 
@@ -50,7 +55,22 @@ class FirstBatches:
             nn.utils.clip_grad_norm_(self.classifier.parameters(), max_norm)
 
 
-def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches: int) -> FirstBatches:
+@contextmanager
+def device_of_check(train: TrainConfig) -> Iterator[torch.device]:
+    """Yield the device of a check. A GPU has a slot, as those of training runs, which the check waits for.
+
+    Raises:
+        WrongInput: The device is not available.
+        TimeLimitExceeded: Ranks had all GPUs for `train.timeout_seconds`.
+    """
+    gpus = gpus_for(train.device)
+    with take_slot(gpus, train.timeout_seconds) if gpus else nullcontext() as slot:
+        yield take_device(train.device, slot.number if slot else 0, Reducer())
+
+
+def first_batches(
+    train: TrainConfig, phase: Phase, cache: CacheRef, num_batches: int, device: torch.device
+) -> FirstBatches:
     """Build model and optimizer as training does, and read the first batches of epoch 0.
 
     Args:
@@ -58,13 +78,13 @@ def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches
         phase: Phase of the training run, which sets the trained layers and the learning rate.
         cache: Cache of the images.
         num_batches: Number of batches at most; fewer if the split has fewer.
+        device: Device of the model.
 
     Raises:
-        WrongInput: Invalid weights, model, layer, device or precision.
+        WrongInput: Invalid weights, model, layer or precision.
         CacheDamaged: The cache was changed or removed.
     """
     manifest = open_cache(cache)
-    device = choose_device(train.device, 0)
     torch.manual_seed(train.seed)
     classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone).to(device)
     if phase.unfreeze_from is not None:
@@ -91,9 +111,13 @@ def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientCo
         gradients: Number of batches.
 
     Raises:
-        WrongInput: As `first_batches`.
+        WrongInput, TimeLimitExceeded: As `device_of_check` and `first_batches`.
     """
-    setup = first_batches(train, phases_of(train)[-1], cache, gradients.num_batches)
+    with device_of_check(train) as device:
+        return _gradients(train, first_batches(train, phases_of(train)[-1], cache, gradients.num_batches, device))
+
+
+def _gradients(train: TrainConfig, setup: FirstBatches) -> GradientReport:
     trained = {name: value for name, value in setup.classifier.named_parameters() if value.requires_grad}
     norms: dict[str, list[float]] = {name: [] for name in trained}
     for batch in range(len(setup.batches)):
@@ -163,9 +187,13 @@ def overfit_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfig) -
         overfit: Number of steps and target of the loss.
 
     Raises:
-        WrongInput: As `first_batches`.
+        WrongInput, TimeLimitExceeded: As `device_of_check` and `first_batches`.
     """
-    setup = first_batches(train, phases_of(train)[0], cache, 1)
+    with device_of_check(train) as device:
+        return _overfit(train, first_batches(train, phases_of(train)[0], cache, 1, device), overfit)
+
+
+def _overfit(train: TrainConfig, setup: FirstBatches, overfit: OverfitConfig) -> OverfitReport:
     losses: list[float] = []
     # One iteration more than steps: the last loss is measured after the last step.
     for step in range(overfit.max_steps + 1):

@@ -29,7 +29,9 @@ def check_inputs(config: PipelineConfig, storage: Storage) -> None:
     """Check the input before any work, and log at once if a work pool that trains has no worker."""
     single = where_to_run(config.single) if config.trains_single else None
     distributed = where_to_run(config.distributed) if config.trains_distributed else None
-    check_pipeline(config, storage, trains_here="in_place" in (single, distributed))
+    check_pipeline(
+        config, storage, trains_here="in_place" in (single, distributed), ranks_here=distributed == "in_place"
+    )
     if single == "work_pool":
         check_pool(config.single, "single", "training")
     if distributed == "work_pool":
@@ -37,13 +39,18 @@ def check_inputs(config: PipelineConfig, storage: Storage) -> None:
 
 
 @stage("check-training", timeout_seconds=1800)
-def check_trainable(train: TrainConfig, cache_config: CacheConfig, tracked: Storage | None = None) -> None:
+def check_trainable(
+    train: TrainConfig,
+    cache_config: CacheConfig,
+    tracked: Storage | None = None,
+    distributed: DistributedConfig | None = None,
+) -> None:
     """Check that the model can be trained, and the tracking server reached, before a cache is built."""
     from tasks.checks.trainable import check_training  # Imported here: it loads torch.
 
     if tracked is not None:
         check_tracking(tracked)
-    check_training(train, cache_config)
+    check_training(train, cache_config, distributed=distributed)
 
 
 @stage("check-batches", timeout_seconds=1800)

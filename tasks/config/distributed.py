@@ -80,10 +80,11 @@ class DistributedConfig(FrozenConfig):
     """Distributed training, submitted to a GPU work pool."""
 
     num_ranks: int = Field(2, ge=1, le=4096, description="Number of ranks (processes)")
-    backend: Annotated[Backend, AsBefore("horovod")] = Field(
-        "horovod",
-        description="Library that averages the gradients of the ranks: horovod, or torch (DistributedDataParallel); "
-        "both over Gloo on CPUs and NCCL on GPUs",
+    backend: Annotated[Literal["auto", "horovod", "torch"], AsBefore("horovod")] = Field(
+        "auto",
+        description="Library that averages the gradients of the ranks: horovod, or torch (DistributedDataParallel). "
+        "Both use Gloo on CPUs and NCCL on GPUs. auto: horovod if its build fits the device, else torch; the machine "
+        "that starts the ranks decides",
     )
     gradient_compression: Annotated[GradientCompression, AsBefore("none")] = Field(
         "none",
@@ -136,12 +137,8 @@ class DistributedConfig(FrozenConfig):
         "folder at that path, with copies of the checkpoints. Cache, artifacts and tracking must be shared anyway",
     )
     ssh_config: Text = Field("", description="Configuration file for ssh; empty: that of the user")
-    stall_timeout_seconds: int = Field(
-        600,
-        ge=10,
-        le=YEAR_SECONDS,
-        description="Time without progress of a rank after which all ranks are ended, in seconds. Longer than any "
-        "training step; work of unknown length, such as compiling or logging the model, may take an hour",
+    stall_timeout_seconds: int | None = Field(
+        None, ge=10, le=YEAR_SECONDS, description="For ranks, in place of train.stall_timeout_seconds, in seconds"
     )
     max_restarts: int = Field(
         0,
@@ -241,9 +238,18 @@ class DistributedConfig(FrozenConfig):
         """Return settings with the same result for ranks that are started here, without hosts, clusters and pools."""
         return DistributedConfig.model_validate(self.model_dump(include=DECISIVE | SUPERVISION))
 
+    @property
+    def decided_backend(self) -> Backend:
+        """The backend; horovod as long as auto is not decided (`choose_backend`)."""
+        return "horovod" if self.backend == "auto" else self.backend
+
+    def with_backend(self, backend: Backend) -> "DistributedConfig":
+        """Return the settings with a decided backend."""
+        return self.model_copy(update={"backend": backend})
+
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the result."""
-        return hashed_settings(self, DECISIVE)
+        return hashed_settings(self.with_backend(self.decided_backend), DECISIVE)
 
 
 def check_options(train: TrainConfig, distributed: DistributedConfig, spark: SparkConfig) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheRun
-from tasks.config.frozen import FrozenConfig, hashed_settings
+from tasks.config.frozen import AsBefore, FrozenConfig, hashed_settings
 from tasks.config.run import SparkRun
-from tasks.config.values import MAX_THREADS, Epochs, KeepDays, RunId, Seconds, VariableName
+from tasks.config.values import MAX_THREADS, YEAR_SECONDS, Epochs, KeepDays, RunId, Seconds, VariableName
 from tasks.environment import CALLERS_NAMES
 from tasks.errors import WrongInput
 
@@ -178,6 +178,14 @@ class TrainConfig(FrozenConfig):
         86_400,
         description="Timeout of the training run, in seconds; when it is run again, it resumes",
     )
+    stall_timeout_seconds: Annotated[int, AsBefore(600)] = Field(
+        600,
+        ge=10,
+        le=YEAR_SECONDS,
+        description="Time without progress of a training process after which it is ended, with all ranks, in seconds. "
+        "Longer than any training step; work of unknown length, such as compiling or logging the model, may take an "
+        "hour",
+    )
     num_threads: int = Field(
         0,
         ge=0,
@@ -255,10 +263,11 @@ class TrainConfig(FrozenConfig):
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the result, with the values of `neutral`.
 
-        Checkpoints kept, timeout, environment and trace do not.
+        Checkpoints kept, timeouts, environment and trace do not.
         """
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
-        names = type(self).model_fields.keys() - kept - {"timeout_seconds", "environment", "trace_steps"}
+        limits = {"timeout_seconds", "stall_timeout_seconds"}
+        names = type(self).model_fields.keys() - kept - limits - {"environment", "trace_steps"}
         return hashed_settings(self, names) | self.neutral
 
     @property

@@ -25,6 +25,7 @@ NOT_SEARCHED = {
     "num_threads": "it determines the speed of a training run and not its result",
     "environment": "it is a list of names and not a number or name",
     "timeout_seconds": "it determines when a training run is stopped and not its result",
+    "stall_timeout_seconds": "it determines when a training run is stopped and not its result",
     "max_seconds": "it would make a trial's result depend on the load of the machine",
     "checkpoint_seconds": "it determines the checkpoints of a training run and not its result",
     "keep_checkpoints": "it determines the checkpoints of a training run and not its result",

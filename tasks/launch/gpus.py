@@ -1,12 +1,69 @@
-"""GPUs of this machine for ranks, which no two training runs share."""
+"""GPUs of this machine for ranks, which no two training runs share, and the backend that fits them."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
-from tasks.config.distributed import Backend
-from tasks.system.cores import expected_gpu_obstacle, gpus_for
+from tasks.config.distributed import Backend, DistributedConfig
+from tasks.errors import WrongInput
+from tasks.system.cores import expected_gpu_obstacle, gpu_obstacle, gpus_for, has_nccl
 from tasks.system.slots import Gpus, share_of_gpus, take_gpus, take_slot
 from tasks.train.spec import TrainingSpec
+
+logger = logging.getLogger("lakevision.ranks")
+
+
+def choose_backend(spec: TrainingSpec) -> TrainingSpec:
+    """Return the specification with the backend that its ranks use and the reason for it, which is logged."""
+    settings = spec.distributed
+    if settings is None:
+        return spec
+    backend, reason = fitting_backend(spec.train.device, settings)
+    logger.info("the gradients of %d ranks are averaged by %s: %s", spec.num_ranks, backend, reason)
+    return spec.model_copy(update={"distributed": settings.with_backend(backend), "backend_reason": reason})
+
+
+def fitting_backend(device: str, settings: DistributedConfig) -> tuple[Backend, str]:
+    """Return the backend of ranks that this machine starts, and the reason for it.
+
+    auto takes Horovod if its build fits the device, else torch. Of ranks on other machines it knows no GPUs but those
+    of this one, and assumes that each has one there.
+
+    Args:
+        device: `train.device`.
+        settings: Settings of the ranks.
+    """
+    if settings.backend != "auto":
+        return settings.backend, f"distributed.backend is '{settings.backend}'"
+    if settings.gradient_compression == "bf16" or find_spec("horovod") is None:
+        is_installed = find_spec("horovod") is not None
+        return "torch", "Horovod cannot send bfloat16" if is_installed else "Horovod is not installed"
+    fits: tuple[Backend, str] = "horovod", "its build fits the device"
+    if settings.num_ranks == 1 or device == "cpu" or (device == "auto" and not gpus_for(device)):
+        return fits
+    import torch  # Here: ranks without GPUs start sooner.
+
+    is_local = settings.launcher == "local"
+    ranks_and_gpus = (settings.num_ranks, torch.cuda.device_count()) if is_local else (1, 1)
+    if is_local and not torch.cuda.is_available():
+        return fits
+    obstacle = gpu_obstacle("horovod", has_nccl("horovod"), *ranks_and_gpus)
+    if obstacle is not None and gpu_obstacle("torch", has_nccl("torch"), *ranks_and_gpus) is None:
+        return "torch", obstacle.cause
+    return fits if obstacle is None else ("horovod", "no backend can use GPUs here")
+
+
+def obstacle_here(device: str, settings: DistributedConfig) -> WrongInput | None:
+    """Return the reason why ranks that are started on this machine cannot use its GPUs, or None if they can.
+
+    Args:
+        device: `train.device`.
+        settings: Settings of the ranks.
+    """
+    if device == "cpu" or settings.launcher != "local":
+        return None
+    return expected_gpu_obstacle(fitting_backend(device, settings)[0], settings.num_ranks)
 
 
 def gpus_to_choose_from(device: str, backend: Backend, num_ranks: int) -> list[str]:
@@ -44,7 +101,7 @@ def gpus_of_run(spec: TrainingSpec, timeout_seconds: float, check: Callable[[], 
     if settings is None:
         names = gpus_for(spec.train.device)
     elif settings.launcher == "local":
-        names = gpus_to_choose_from(spec.train.device, settings.backend, spec.num_ranks)
+        names = gpus_to_choose_from(spec.train.device, settings.decided_backend, spec.num_ranks)
     else:
         names = []
     if not names:

@@ -15,7 +15,7 @@ import filelock
 
 from tasks.cache.manifest import read_manifest
 from tasks.errors import RankStalled, TimeLimitExceeded, loggable, restored_error
-from tasks.launch.gpus import gpus_of_run
+from tasks.launch.gpus import choose_backend, gpus_of_run
 from tasks.launch.places import open_places
 from tasks.launch.protocol import EXIT_ENDED
 from tasks.launch.rank_process import Message, RankOutput, RankProcess, first_failed, terminate
@@ -85,12 +85,19 @@ def launch_ranks(spec: TrainingSpec, on_event: OnEvent | None = None, stop: thre
         OutOfMemory: A rank ran out of memory.
         RanksLost: A rank was ended by a signal, and no restart was left; the message has its last lines.
         RankFailed: A rank failed for another reason; the message has its last lines.
-        RankStalled: A rank reported no progress for `distributed.stall_timeout_seconds`, and no restart was left.
+        RankStalled: A rank reported no progress for `train.stall_timeout_seconds`, and no restart was left.
         HostLost: A host does not answer, or no longer, and no restart was left; the error has its ranks.
         TimeLimitExceeded: Training exceeded `train.timeout_seconds`, here or in another process with the same run; or
             a lost rank keeps the lock of the run (`lock_training`).
         Stopped: `stop` was set.
     """
+    given, spec = spec, choose_backend(spec)
+    if spec.key != given.key:  # auto has decided on torch: the run may be one of Horovod, of an older release.
+        from tasks.tracking.runs import find_finished_run  # Here: it loads MLflow.
+
+        if found := find_finished_run(spec.storage, *given.keys):
+            logger.info("MLflow run %s has already completed this training run", found.run_id)
+            return found
     manifest = read_manifest(spec.cache.url)
     if manifest is not None:  # A missing cache is reported by the ranks.
         check_data(spec.train, manifest, spec.num_virtual_ranks)
@@ -137,8 +144,8 @@ def _train(
     messages: queue.Queue[Message] = queue.Queue()
     ranks: list[RankProcess] = []
     run_id: str | None = None
-    backend = spec.distributed.backend if spec.distributed else "horovod"
-    stall_seconds = spec.distributed.stall_timeout_seconds if spec.distributed else float("inf")
+    backend = spec.distributed.decided_backend if spec.distributed else "horovod"
+    stall_setting, stall_seconds = spec.stall_limit
     watchdog = Watchdog(num_ranks, stall_seconds)
 
     def check() -> None:
@@ -176,9 +183,8 @@ def _train(
                             rank.show_stack()
                     _log_lines(messages, STACK_SECONDS)
                     raise RankStalled(
-                        f"{stall.sentence}; distributed.stall_timeout_seconds is {stall_seconds}, and all ranks were "
-                        "ended",
-                        setting="distributed.stall_timeout_seconds",
+                        f"{stall.sentence}; {stall_setting} is {stall_seconds}, and all ranks were ended",
+                        setting=stall_setting,
                         way_out="run again to resume from the last checkpoint, with a higher limit if a step may take "
                         "as long",
                     )

@@ -155,7 +155,7 @@ def _take_gpus(spec: TrainingSpec, agents: Sequence[Agent], check: Callable[[], 
         WrongInput: The folder of the locks belongs to another user there.
     """
     assert spec.distributed is not None, "a single process runs on this machine"
-    device, backend = spec.train.device, spec.distributed.backend
+    device, backend = spec.train.device, spec.distributed.decided_backend
     sizes = {one.place: one.place_size for one in place_ranks(agents, spec.num_ranks)}
     is_logged = False
     while True:

@@ -41,7 +41,7 @@ Emit = Callable[[dict[str, Any]], None]
 """A function that sends an event to the process that started this rank."""
 
 
-def make_reducer(num_ranks: int, distributed: DistributedConfig | None) -> Reducer:
+def make_reducer(num_ranks: int, distributed: DistributedConfig | None, stall_seconds: float = 0.0) -> Reducer:
     """Return the reducer of this rank; it is made before data and weights load, or the other ranks time out.
 
     Only the chosen backend is imported.
@@ -49,13 +49,14 @@ def make_reducer(num_ranks: int, distributed: DistributedConfig | None) -> Reduc
     Args:
         num_ranks: Number of ranks that run, of those that are configured.
         distributed: Their settings; None for a single process.
+        stall_seconds: Limit of the launcher's watchdog.
     """
     if distributed is None or num_ranks == 1:
         return Reducer()
     if distributed.backend == "torch":
         from tasks.collectives.torch_reducer import TorchReducer
 
-        timeout = collective_timeout(distributed.stall_timeout_seconds)
+        timeout = collective_timeout(stall_seconds)
         return TorchReducer(rendezvous(), timeout, distributed.gradient_compression)
     from tasks.collectives.horovod_reducer import HorovodReducer
 
@@ -97,7 +98,7 @@ def main(spec_path: str, emit: Emit) -> int:
     logging.getLogger("mlflow.utils.git_utils").setLevel(logging.ERROR)
     try:
         with working("preparing"):
-            reducer = make_reducer(spec.num_ranks, spec.distributed)
+            reducer = make_reducer(spec.num_ranks, spec.distributed, spec.stall_limit[1])
             process_start.passed("rendezvous")
             logging.getLogger("lakevision").setLevel(log_level(reducer.rank, spec.distributed))
             with listener(lambda progress: emit(asdict(progress))):  # only rank 0 reports progress

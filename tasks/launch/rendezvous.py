@@ -85,7 +85,7 @@ def rank_variables(backend: Backend, placement: Placement[Any], stall_seconds: f
     Args:
         backend: Library that exchanges the gradients.
         placement: The place of the rank.
-        stall_seconds: Limit of the watchdog, `distributed.stall_timeout_seconds`.
+        stall_seconds: Limit of the watchdog, `train.stall_timeout_seconds`.
     """
     local = local_rank_environment(placement.local_rank, placement.local_size)
     place: Place = placement.place

@@ -4,6 +4,7 @@ Training runs outside the flow's process, so that the flow's heartbeats continue
 the process that starts ranks does so only while they run, so that they start seconds earlier.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from prefect.context import TaskRunContext
@@ -68,7 +69,7 @@ def train_single(
         "config": TrialRun(storage=storage.as_config(), train=train).model_dump(),
         "cache_ref": cache.model_dump(),
     }
-    run = train_on_pool(single, "single", parameters, storage, spec.key)
+    run = train_on_pool(single, "single", parameters, storage, spec.keys)
     publish_run(run, storage, "train")
     return run
 
@@ -78,7 +79,7 @@ def train_on_pool(
     group: str,
     parameters: dict[str, Any],
     storage: Storage,
-    key: str,
+    keys: Sequence[str],
     *,
     name: str | None = None,
     gpus: int | None = None,
@@ -90,7 +91,7 @@ def train_on_pool(
         group: As `submit`.
         parameters: As `submit`.
         storage: Storage of the training run, with its tracking server.
-        key: Key of the training run.
+        keys: Keys by which the training run is found.
         name: As `submit`.
         gpus: As `submit`.
 
@@ -103,14 +104,15 @@ def train_on_pool(
     from tasks.tracking.runs import find_finished_run
 
     def is_trained() -> bool:
-        return find_finished_run(storage, key) is not None
+        return find_finished_run(storage, *keys) is not None
 
     submitted = submit(settings, group, "training", parameters, name=name, gpus=gpus, has_result=is_trained)
     submitted.wait()
-    finished = find_finished_run(storage, key)
+    finished = find_finished_run(storage, *keys)
     if finished is None:
         raise WrongInput(
-            f"the submitted run '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run {key}",
+            f"the submitted run '{submitted.name}' completed, but '{storage.tracking_shown}' has no finished run "
+            f"{' or '.join(keys)}",
             setting="storage.tracking",
             way_out="the worker must use the same storage.tracking",
         )
@@ -144,7 +146,7 @@ def submit_train_distributed(
     # Ranks of other launchers are elsewhere than the submitted run.
     takes_gpus = distributed.launcher == "local" and train.device != "cpu"
     gpus = distributed.num_ranks if takes_gpus else None
-    return train_on_pool(distributed, "distributed", parameters, storage, spec.key, gpus=gpus)
+    return train_on_pool(distributed, "distributed", parameters, storage, spec.keys, gpus=gpus)
 
 
 @stage("train-ranks", timeout_seconds=None)

@@ -51,7 +51,7 @@ class Watchdog:
 
         Args:
             num_ranks: Number of ranks.
-            stall_seconds: Limit in seconds, `distributed.stall_timeout_seconds`.
+            stall_seconds: Limit in seconds, `train.stall_timeout_seconds`.
             now: Time of the start, by the monotonic clock.
         """
         now = time.monotonic() if now is None else now

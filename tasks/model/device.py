@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from tasks.collectives.reducer import Reducer, broadcast_value, gather_numbers
 from tasks.config.train import TrainConfig
 from tasks.environment import cxx_compiler
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, join_names
 
 logger = logging.getLogger("lakevision.train")
 
@@ -51,6 +53,37 @@ def choose_device(wanted: str, local_rank: int, gpu_obstacle: WrongInput | None 
         logger.warning("the ranks train on the CPU: %s", gpu_obstacle)
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def take_device(wanted: str, local_rank: int, reducer: Reducer) -> torch.device:
+    """Return the device of this rank, which becomes torch's current one; a collective operation.
+
+    Its tensors are on the CPU: a rank without a GPU, whose driver is broken, would wait for the NCCL of the others.
+
+    Args:
+        wanted: auto, cpu or cuda.
+        local_rank: Number of this rank among those of its machine.
+        reducer: The ranks.
+
+    Raises:
+        WrongInput: As `choose_device`; or some of the ranks can train on a GPU, and the others cannot.
+    """
+    has_gpu = wanted != "cpu" and torch.cuda.is_available() and reducer.gpu_obstacle is None
+    without = (gather_numbers(reducer, has_gpu) == 0).nonzero().flatten().tolist()
+    if 0 < len(without) < reducer.num_ranks:
+        reason = "torch sees no GPU" if reducer.gpu_obstacle is None else reducer.gpu_obstacle.cause
+        own = f"on host '{platform.node()}', where {reason}"
+        where = broadcast_value(reducer, TypeAdapter(str), own, without[0])
+        names = join_names([f"rank {rank}" for rank in without[:3]], len(without))
+        raise WrongInput(
+            f"{names} cannot train on a GPU, and the others can; rank {without[0]} is {where}",
+            setting="train.device",
+            way_out="correct the driver there, train on other hosts, or set train.device to cpu",
+        )
+    device = choose_device(wanted, local_rank, reducer.gpu_obstacle)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Else libraries also take memory of the machine's first GPU.
+    return device
 
 
 def check_compiler() -> None:

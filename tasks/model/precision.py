@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tasks.errors import WrongInput
 from tasks.model.training_network import at_least_two, copy_of_buffers, load_buffers
-from tasks.model_package.serving import computes_bf16
+from tasks.model_package.serving import computes_bf16, is_out_of_memory
 from tasks.system.cores import free_memory
 
 logger = logging.getLogger("lakevision.train")
@@ -27,7 +27,7 @@ OPTIMIZER_COPIES = 2
 """Memory of an optimizer's state, as a multiple of the weights: Adam has two moments."""
 
 GPU_SPARE_SHARE = 0.05
-"""Share of a GPU's memory reserved for needs beyond those of the trial step: augmentation, Horovod's buffers."""
+"""Share of a GPU's memory reserved for needs beyond those of the trial step: augmentation, NCCL's buffers."""
 
 MAX_AUTO_BATCH = 1024
 """Larger batches generalise worse without an adapted learning rate (Keskar et al. 2017, arXiv:1609.04836)."""
@@ -105,13 +105,14 @@ def largest_batch(
         num_ranks: Number of ranks that share the images.
         device: Device of the model.
         num_local: Number of ranks on this machine, which on a CPU share its memory; None for all of them.
-        copies: Memory of optimizer and averages, as a multiple of the trained weights.
+        copies: Memory of optimizer, averages, buckets and kept gradients, as a multiple of the trained weights.
     """
     bound = max(1, min(MAX_AUTO_BATCH, num_rows // (MIN_AUTO_STEPS * num_ranks)))
     if device.type == "cuda":
         fits = _fits_gpu(model, example, bound, device, copies)
     else:
-        free = free_memory() * MEMORY_SHARE / (num_local or num_ranks)
+        # Each rank has its own state of the optimizer, and its own buckets.
+        free = (free_memory() / (num_local or num_ranks) - copies * trained_bytes(model)) * MEMORY_SHARE
         fits = int(free / max(1, forward_bytes(model, example, SAMPLE) / SAMPLE))
     size = 1 << (max(1, min(bound, fits)).bit_length() - 1)
     logger.info("train.batch_size auto: %d images per step (%d fit, the epoch allows %d)", size, fits, bound)
@@ -191,18 +192,26 @@ def forward_bytes(model: nn.Module, example: torch.Tensor, num_images: int) -> i
     return live.peak
 
 
+def trained_bytes(model: nn.Module) -> int:
+    """Return the size of a model's trained weights, in bytes."""
+    return sum(value.nbytes for value in model.parameters() if value.requires_grad)
+
+
 def _fits_gpu(model: nn.Module, example: torch.Tensor, bound: int, device: torch.device, copies: int) -> int:
     """Return the largest power of two up to `bound` as batch size with which a full step succeeds."""
-    trained = sum(value.nbytes for value in model.parameters() if value.requires_grad)
     spare = int(GPU_SPARE_SHARE * torch.cuda.mem_get_info(device)[1])
     fits, size, reserve = 1, 1, torch.empty(0)
-    with _trial(model), suppress(torch.OutOfMemoryError):  # The last size that succeeded is the result.
-        # Held during the trial steps: the memory of the optimizer's state and of the other needs of a training step.
-        reserve = torch.empty(copies * trained + spare, dtype=torch.uint8, device=device)
-        while size <= bound:
-            _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-            model.zero_grad(set_to_none=True)
-            fits, size = size, 2 * size
+    with _trial(model):
+        try:
+            # Held during the trial steps: the memory of the optimizer's state and of other needs of a training step.
+            reserve = torch.empty(copies * trained_bytes(model) + spare, dtype=torch.uint8, device=device)
+            while size <= bound:
+                _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+                model.zero_grad(set_to_none=True)
+                fits, size = size, 2 * size
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):  # Else the last size that succeeded is the result.
+                raise
     del reserve
     torch.cuda.empty_cache()
     return fits

@@ -35,7 +35,7 @@ from .description import (
 )
 from .network import ImageNetwork, WithoutMemory, build_network
 from .reasons import BadImage
-from .serving import available_precision, serving_network
+from .serving import available_precision, is_out_of_memory, serving_network
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class ImageClassifier:
             with torch.inference_mode():
                 logits_BK: torch.Tensor = self._network(images_BHWC.to(self._device))
                 return logits_BK
-        except torch.OutOfMemoryError:
-            if len(images_BHWC) == 1:
+        except RuntimeError as error:
+            if len(images_BHWC) == 1 or not is_out_of_memory(error):
                 raise
         # Outside the handler, whose traceback would hold the tensors of the failed pass.
         torch.cuda.empty_cache()

@@ -3,6 +3,7 @@
 Batch norms and activations are folded into the preceding convolutions.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -13,6 +14,19 @@ from torch.fx.experimental.optimization import fuse
 
 from .description import Precision
 from .network import ImageNetwork
+
+ALLOCATORS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+"""Texts by which torch reports on the CPU that memory is used up."""
+
+GPU_LIBRARIES = ("_ALLOC_FAILED", "out of memory", "unable to find an engine to execute this computation")
+"""Texts by which cuBLAS and others, CUDA and NCCL, and cuDNN report that the memory of a GPU is used up.
+
+cuDNN has no kernel left whose workspace fits."""
+
+ONEDNN = re.compile(r"could not create a (primitive|memory object)$")
+"""Texts of oneDNN, which computes on the CPU, when it gets no memory for its generated code or its buffers.
+
+A "primitive descriptor" that cannot be created is another error: the operation is not supported."""
 
 PACKED_TYPES = (torch.float32, torch.bfloat16)
 """Data types for which oneDNN has kernels with packed weights and activations."""
@@ -176,3 +190,13 @@ def serving_network(network: ImageNetwork, precision: Precision, temperature: fl
     served.temperature = temperature
     served.pixels_per_pass = PIXELS_PER_PASS
     return served
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory is used up, of the process or of its GPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    message = str(error)
+    return isinstance(error, RuntimeError) and (
+        any(text in message for text in ALLOCATORS + GPU_LIBRARIES) or ONEDNN.search(message) is not None
+    )

@@ -57,7 +57,7 @@ def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
     indices = {label: index for index, label in enumerate(classifier.classes)}
     form_of = as_known(indices.keys())
     expected = torch.tensor([indices.get(form_of(label), -1) for label in manifest.classes])
-    loader = CacheLoader(cache.url, manifest, TEST, BATCH, pin_memory=False)
+    loader = CacheLoader(cache.url, manifest, TEST, BATCH)
     right = 0
     with torch.inference_mode():
         for batch in loader.epoch(0):

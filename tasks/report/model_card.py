@@ -53,6 +53,8 @@ class TrainingFacts:
     """Divisor of the logits, fitted on the split `val`."""
     difference: PrecisionDifference | None = None
     """Difference between predictions in the serving precision and in float32; None if that is the precision."""
+    backend_reason: str = ""
+    """Reason for the backend of the ranks."""
     source: str | None = None
     """Folder or URL that the images came from, if it is known."""
     resumed_with_changes: str | None = None
@@ -218,6 +220,7 @@ def _training(facts: TrainingFacts) -> str:
         else [],
         ["trained layers", trained],
         ["processes", f"{facts.num_ranks}, on {facts.device}"],
+        ["gradients averaged by", f"{facts.distributed.backend}: {facts.backend_reason}"] if facts.distributed else [],
         ["epochs", f"{len(facts.history)} of at most {train.total_epochs}"],
         ["best epoch", f"{facts.best_epoch}, by {train.monitor} {getattr(best, train.monitor):.4f}"],
     ]

@@ -59,11 +59,31 @@ def gpu_names() -> list[str]:
     """Return the GPUs that this process may use, by the names that $CUDA_VISIBLE_DEVICES accepts."""
     if named := visible_gpus():
         return named
-    if not any(next(DEVICES.glob(pattern), None) for pattern in GPU_FILES):
+    if not _has_gpu_files():
         return []
     import torch  # Here: a machine without GPUs does not load it.
 
     return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def gpu_uuid(name: str) -> str:
+    """Return the UUID of a GPU by its name in `gpu_names`: its number, its UUID, or the beginning of that.
+
+    A name stays as it is if torch sees no such GPU, and for a part of a GPU, whose UUID may be that of the whole.
+    """
+    if name.startswith("MIG") or not _has_gpu_files():
+        return name
+    import torch
+
+    if not torch.cuda.is_available():
+        return name
+    # torch numbers the GPUs in this order.
+    numbers = {known: number for number, known in enumerate(gpu_names()[: torch.cuda.device_count()])}
+    return str(torch.cuda.get_device_properties(numbers[name]).uuid) if name in numbers else name
+
+
+def _has_gpu_files() -> bool:
+    return any(next(DEVICES.glob(pattern), None) for pattern in GPU_FILES)
 
 
 def gpus_for(device: str) -> list[str]:
@@ -100,10 +120,15 @@ def expected_gpu_obstacle(backend: Backend, num_ranks: int) -> WrongInput | None
 
     if num_ranks == 1 or not torch.cuda.is_available():
         return None
-    if backend == "torch":
-        has_nccl = torch.distributed.is_nccl_available()
-    else:
-        import horovod.torch as hvd  # Here: it takes seconds to load. `nccl_built` needs no other ranks.
+    return gpu_obstacle(backend, has_nccl(backend), num_ranks, torch.cuda.device_count())
 
-        has_nccl = hvd.nccl_built()
-    return gpu_obstacle(backend, has_nccl, num_ranks, torch.cuda.device_count())
+
+def has_nccl(backend: Backend) -> bool:
+    """Return whether a backend was built with NCCL."""
+    import torch
+
+    if backend == "torch":
+        return torch.distributed.is_nccl_available()
+    import horovod.torch as hvd  # Here: it takes seconds to load. `nccl_built` needs no other ranks.
+
+    return bool(hvd.nccl_built())

@@ -16,7 +16,7 @@ from typing import TypeVar
 import filelock
 
 from tasks.errors import TimeLimitExceeded, WrongInput
-from tasks.system.cores import gpu_names
+from tasks.system.cores import gpu_names, gpu_uuid
 
 logger = logging.getLogger("lakevision.ranks")
 
@@ -187,7 +187,8 @@ def _wait_for(
 
 
 def _lock_name(gpu: str) -> str:
-    return f"gpu-{gpu.replace('/', '-')}"
+    # By UUID: two workers may name one GPU differently.
+    return f"gpu-{gpu_uuid(gpu).replace('/', '-')}"
 
 
 def _is_free(path: Path) -> bool:

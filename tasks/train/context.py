@@ -39,6 +39,11 @@ class TrainingContext:
         """Number format of the network's computations; None is that of its weights."""
         return choose_precision(self.spec.train.precision, self.device, self.manifest.image_size)
 
+    def agree_on_precision(self) -> None:
+        """Compute in what the processors of all ranks have, where they differ; a collective operation."""
+        if not gather_numbers(self.reducer, self.precision is not None).all():
+            self.precision = None
+
     @cached_property
     def ranks(self) -> VirtualRanks:
         """The virtual ranks of the split `train`, as many as the ranks that the run is configured for."""
@@ -57,8 +62,15 @@ class TrainingContext:
     def images(self, split: str, batch_size: int) -> CacheLoader:
         """Return this rank's loader of the images of a split; `train` is shuffled."""
         seed = self.spec.train.seed if split == TRAIN else None
-        ranks = self.ranks_of(split)
-        return CacheLoader(self.spec.cache.url, self.manifest, split, batch_size, seed=seed, ranks=ranks)
+        return CacheLoader(
+            self.spec.cache.url,
+            self.manifest,
+            split,
+            batch_size,
+            seed=seed,
+            ranks=self.ranks_of(split),
+            pin_memory=self.device.type == "cuda",
+        )
 
     def check(self) -> None:
         """Check the data, and log a warning for classes without training images.
@@ -102,7 +114,10 @@ class TrainingContext:
             self.ranks.num_virtual,
             self.device,
             num_local=(local_rank_and_size() or (0, self.reducer.num_ranks))[1],
-            copies=OPTIMIZER_COPIES + (self.spec.train.ema_decay is not None),
+            copies=OPTIMIZER_COPIES
+            + (self.spec.train.ema_decay is not None)
+            + (self.reducer.num_ranks > 1)  # The buckets in which gradients are sent.
+            + (self.spec.train.accumulate_steps > 1),  # Gradients are kept while the next batch is computed.
         )
         smallest = int(gather_numbers(self.reducer, own).min())  # Another rank may have less free memory.
         if self.reducer.rank == 0 and smallest < own:

@@ -236,7 +236,7 @@ def write_share(
     )
     if begin == end:
         return []
-    loader = CacheLoader(context.spec.cache.url, images, split, BATCH)
+    loader = CacheLoader(context.spec.cache.url, images, split, BATCH, pin_memory=context.device.type == "cuda")
     schema = cache_schema(4 * settings.num_features, "features")
     writer = RowFileWriter(url, split, reducer.rank, schema, in_group)
     began = logged_at = time.monotonic()

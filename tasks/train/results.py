@@ -267,6 +267,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         weights_digest=weights_digest(context.spec.train.model, context.spec.train.weights),
         num_ranks=context.ranks.num_virtual,
         device=str(context.device),
+        backend_reason=context.spec.backend_reason,
         history=progress.history,
         best_epoch=best.epoch,
         test=test,

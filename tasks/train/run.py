@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import filelock
-import torch
 from pydantic import TypeAdapter
 
 from tasks.collectives.reducer import Reducer, run_on_rank_zero
 from tasks.config.train import TrainConfig
 from tasks.errors import OutOfMemory, TimeLimitExceeded
+from tasks.model_package.serving import is_out_of_memory
 from tasks.progress.activity import waiting_for_process
 from tasks.refs import RunRef
 from tasks.train.checkpoint import send_newest_checkpoint
@@ -119,25 +119,7 @@ def lock_training(spec: TrainingSpec) -> filelock.BaseFileLock:
     return lock
 
 
-ALLOCATORS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "_ALLOC_FAILED")
-"""Texts by which torch reports on the CPU, and libraries such as cuBLAS on a GPU, that memory is used up."""
-
-ONEDNN = re.compile(r"could not create a (primitive|memory object)$")
-"""Texts of oneDNN, which computes on the CPU, when it gets no memory for its generated code or its buffers.
-
-A "primitive descriptor" that cannot be created is another error: the operation is not supported."""
-
 _SIZE = re.compile(r"tried to allocate ([\d.]+ \w+)", re.IGNORECASE)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory is used up, of the process or of its GPU."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    message = str(error)
-    return isinstance(error, RuntimeError) and (
-        any(text in message for text in ALLOCATORS) or ONEDNN.search(message) is not None
-    )
 
 
 def out_of_memory(error: BaseException, train: TrainConfig, rank: int) -> OutOfMemory:

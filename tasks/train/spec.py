@@ -29,6 +29,8 @@ class TrainingSpec(BaseModel):
     storage: Storage
     distributed: DistributedConfig | None = None
     """Settings of distributed training; None for a single process."""
+    backend_reason: str = ""
+    """Reason for the backend, which the launcher has decided."""
     spark: SparkConfig | None = None
     """Spark session of the launcher spark; None for the others."""
     tags: dict[str, str] = {}
@@ -62,6 +64,13 @@ class TrainingSpec(BaseModel):
         return decisive_settings(self.train, self.cache, self.distributed, self.repetition)
 
     @property
+    def stall_limit(self) -> tuple[str, int]:
+        """Setting of the time without progress after which the launcher ends the training processes, in seconds."""
+        if self.distributed is not None and self.distributed.stall_timeout_seconds is not None:
+            return "distributed.stall_timeout_seconds", self.distributed.stall_timeout_seconds
+        return "train.stall_timeout_seconds", self.train.stall_timeout_seconds
+
+    @property
     def shares_home(self) -> bool:
         """True if all ranks have the same folder of checkpoints."""
         return self.distributed is None or self.distributed.shared_home
@@ -89,8 +98,12 @@ def run_keys(
 ) -> list[str]:
     """Return the keys by which a training run is found: its own, then that of older releases if it was another one.
 
-    Older releases counted `TrainConfig.neutral` as settings that decide the result.
+    Older releases counted `TrainConfig.neutral` as settings that decide the result. With the backend auto, the run of
+    either backend is found.
     """
+    if distributed is not None and distributed.backend == "auto":
+        either = distributed.with_backend("horovod"), distributed.with_backend("torch")
+        return [key for settings in either for key in run_keys(train, cache, settings, repetition)]
     decisive = decisive_settings(train, cache, distributed, repetition)
     given = decisive["train"] | {name: getattr(train, name) for name in train.neutral}
     return list(dict.fromkeys([key_of(decisive), key_of(decisive | {"train": given})]))

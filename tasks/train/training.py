@@ -13,7 +13,7 @@ from tasks.collectives.reducer import Reducer, broadcast_value, run_on_rank_zero
 from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
 from tasks.metrics.evaluate import EpochMetrics
-from tasks.model.device import choose_device, make_deterministic
+from tasks.model.device import make_deterministic, take_device
 from tasks.model.training_network import build_classifier, copy_of_state
 from tasks.progress.activity import expect_slow_steps, working
 from tasks.progress.start_clock import process_start
@@ -109,7 +109,7 @@ class Training:
         manifest = open_cache(self._spec.cache)
         # The launcher has set these variables; otherwise all ranks are in this process.
         local_rank, local_size = local_rank_and_size() or (reducer.rank, reducer.num_ranks)
-        device = choose_device(train.device, local_rank, reducer.gpu_obstacle)
+        device = take_device(train.device, local_rank, reducer)
         torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // local_size))
         make_deterministic(device)
         torch.manual_seed(train.seed)
@@ -120,6 +120,7 @@ class Training:
         classifier = classifier.to(memory_format=torch.channels_last)
         context = TrainingContext(self._spec, manifest, classifier, device, reducer)
         context.check()
+        context.agree_on_precision()
         return context
 
     def _run_phases(self, context: TrainingContext, checkpoint: dict[str, Any] | None) -> None:

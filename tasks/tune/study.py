@@ -1,7 +1,9 @@
-"""The Optuna study of a search, in a database in the home folder, used by one search at a time."""
+"""The Optuna study of a search, in a journal in the home folder, used by one search at a time."""
 
 import hashlib
 import logging
+import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +16,8 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import HyperbandPruner
 from optuna.samplers import TPESampler
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tasks.config.train import TrainConfig
@@ -36,7 +39,7 @@ CANCELLED = "lakevision.cancelled"
 Not an attribute of the trials: a cancelled trial reports itself as failed, and ended trials take no attributes."""
 
 BUSY_SECONDS = 60
-"""Timeout of SQLite's lock on the database, seconds."""
+"""Timeout of SQLite's lock on the database of older releases, seconds."""
 
 
 class NoTrialCompleted(WrongInput):
@@ -49,7 +52,7 @@ class NoTrialCompleted(WrongInput):
 
 
 def studies_folder(storage: Storage) -> Path:
-    """Return the folder of the studies' database and locks, on a local or a shared file system."""
+    """Return the folder of the studies' journals and locks, on a local or a shared file system."""
     return Path(storage.home) / "studies"
 
 
@@ -68,7 +71,7 @@ def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig
     Optimization"): brackets of successive halving, which differ in the number of epochs before the first pruning.
 
     Args:
-        storage: Location of the database.
+        storage: Location of the study.
         name: Name of the study.
         train: Settings with the metric and the number of epochs.
         tune: Settings of the pruner.
@@ -79,24 +82,57 @@ def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig
     """
     folder = studies_folder(storage)
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # The search logs results itself.
-    if not create and not (folder / "studies.db").exists():
+    found = _open_storage(folder, name, create=create)
+    if found is None:
         raise _missing(name, folder)
-    # Two processes that create the tables of one database at once both fail.
-    with filelock.FileLock(folder / "studies.db.lock"):
-        make_private_file(folder / "studies.db")
-        database = RDBStorage(
-            f"sqlite:///{folder / 'studies.db'}", engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}}
-        )
     pruner = HyperbandPruner(tune.min_epochs, tune.trial_epochs(train), tune.reduction_factor)
     if create:
         direction = "minimize" if train.monitor == "val_loss" else "maximize"
         return optuna.create_study(
-            storage=database, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
+            storage=found, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
         )
     try:
-        return optuna.load_study(study_name=name, storage=database, pruner=pruner)
+        return optuna.load_study(study_name=name, storage=found, pruner=pruner)
     except KeyError:
         raise _missing(name, folder) from None
+
+
+class JournalLock(JournalFileOpenLock):
+    """Lock on a journal of a study, which holds on a network file system, too."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal = journal
+
+    def acquire(self) -> bool:
+        """Acquire the lock, and remove the part of a line that a killed process or a full disk left at the end."""
+        acquired = super().acquire()
+        with self._journal.open("rb+") as file:
+            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return acquired
+
+
+def _open_storage(folder: Path, name: str, *, create: bool) -> BaseStorage | None:
+    """Return the storage of a study: the database of older releases if it is there, else a journal of its own.
+
+    SQLite's locks do not hold on every network file system. With `create` false, None if the study is missing.
+    """
+    if (folder / "studies.db").exists():
+        # Two processes that upgrade the tables of one database at once both fail.
+        with filelock.FileLock(folder / "studies.db.lock"):
+            database = RDBStorage(
+                f"sqlite:///{folder / 'studies.db'}", engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}}
+            )
+        if name in optuna.get_all_study_names(database):
+            return database
+    journal = folder / f"{name}.journal"
+    if not create and not journal.exists():
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    make_private_file(journal)
+    return JournalStorage(JournalFileBackend(str(journal), JournalLock(journal)))
 
 
 def _missing(name: str, folder: Path) -> WrongInput:
@@ -156,6 +192,31 @@ def requeue_lost_trials(study: optuna.Study) -> int:
     return lost
 
 
+class Sampler(TPESampler):
+    """Optuna's TPE sampler, for which a diverged trial is the worst of the pruned ones."""
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return a value of a parameter, as TPE draws it from the trials so far.
+
+        TPE ranks pruned trials by their last epoch, those without one last. The NaN of a diverged trial has an epoch
+        beyond the last one, so TPE would rank it first.
+        """
+        trials = study.get_trials()
+        if any(map(has_diverged, trials)):
+            study = optuna.create_study(direction=study.direction)
+            for known in trials:
+                known.intermediate_values = {} if has_diverged(known) else known.intermediate_values
+            study.add_trials(trials)
+        return super().sample_independent(study, trial, param_name, param_distribution)
+
+
+def has_diverged(trial: FrozenTrial) -> bool:
+    """Return whether the training run of a trial diverged: its last value is NaN."""
+    return trial.last_step is not None and math.isnan(trial.intermediate_values[trial.last_step])
+
+
 def next_trial(study: optuna.Study, space: Mapping[str, BaseDistribution], tune: TuneConfig) -> Trial | None:
     """Return the next trial with its values drawn, or None if there are `tune.num_trials` already.
 
@@ -171,7 +232,7 @@ def next_trial(study: optuna.Study, space: Mapping[str, BaseDistribution], tune:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         # The constant liar keeps concurrent trials from sampling similar values.
-        study.sampler = TPESampler(seed=seed, constant_liar=tune.parallel > 1)
+        study.sampler = Sampler(seed=seed, constant_liar=tune.parallel > 1)
     return study.ask(dict(space))
 
 

@@ -109,7 +109,7 @@ def submit_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: 
         return skipped(False, "without a work pool the best settings are trained in place")
     config = TrialRun(storage=storage.as_config(), train=train, tune=tune)
     parameters = {"config": config.model_dump(), "cache_ref": cache.model_dump()}
-    train_on_pool(tune, "tune", parameters, storage, keys[0], name=f"best-{keys[0]}")
+    train_on_pool(tune, "tune", parameters, storage, keys, name=f"best-{keys[0]}")
     return True
 
 

@@ -111,7 +111,7 @@ def run_trial(
         run_id = find_newest_run(spec.storage, spec.key)
         trial.set_user_attr(RUN_ID, run_id)
         trial.set_user_attr(ERROR, str(error))
-        # Optuna ranks a pruned trial by its last value: NaN is the worst.
+        # For `has_diverged`: the sampler ranks it last.
         trial.report(math.nan, spec.train.total_epochs + 1)
         study.tell(number, state=TrialState.PRUNED)
         remove_checkpoints(checkpoints)

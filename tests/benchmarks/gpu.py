@@ -113,7 +113,7 @@ def our_loop(url: str) -> Callable[[], TrainedEpoch]:
     classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
     classifier.precision = choose_precision(train.precision, DEVICE, manifest.image_size)
     optimizer = make_optimizer(train, classifier, train.learning_rate)
-    loader = CacheLoader(url, manifest, TRAIN, BATCH_SIZE, seed=1)
+    loader = CacheLoader(url, manifest, TRAIN, BATCH_SIZE, seed=1, pin_memory=True)
     numbers = iter(range(1_000_000))
 
     def epoch() -> TrainedEpoch:

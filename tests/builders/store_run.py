@@ -46,7 +46,7 @@ def ingest_and_cache(source: Path, storage: Storage) -> dict[str, Any]:
     etl.append(ingest(source, storage))
     caches = [materialize_cache(CACHE, etl[-1].images, storage, SparkConfig()) for _ in range(2)]
     ref = caches[-1][0]
-    loader = CacheLoader(ref.url, open_cache(ref), "train", 4, pin_memory=False)
+    loader = CacheLoader(ref.url, open_cache(ref), "train", 4)
     rows = sorted(row for batch in loader.epoch(0) for row in batch.rows_B.tolist())
     return {
         "etl": [[report.stored, report.read, report.images.version, report.files.version] for report in etl],

@@ -151,7 +151,7 @@ def count_waits(folder: Path, num_steps: int) -> int:
     assert manifest is not None
     model = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False).to("cuda")
     optimizer = make_optimizer(TrainConfig(), model, 1e-4)
-    loader = CacheLoader(cache.url, manifest, "train", 6, seed=1)
+    loader = CacheLoader(cache.url, manifest, "train", 6, seed=1, pin_memory=True)
     step = StepSettings(max_gradient_norm=1.0, label_smoothing=0.1)
     loop = loop_of(lambda step: 1e-4, step=step, device=torch.device("cuda"))
     train_one_epoch(model, loader, optimizer, loop, 0)

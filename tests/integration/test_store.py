@@ -152,9 +152,7 @@ def cache(store, source) -> tuple[CacheRef, CacheRef]:
 
 def test_cache_on_a_store_gives_the_batches_of_a_folder(cache):
     """Images, labels and row numbers are equal, in the order of an epoch."""
-    local, remote = (
-        [*CacheLoader(ref.url, open_cache(ref), "train", 8, seed=3, pin_memory=False).epoch(1)] for ref in cache
-    )
+    local, remote = ([*CacheLoader(ref.url, open_cache(ref), "train", 8, seed=3).epoch(1)] for ref in cache)
     assert len(local) == len(remote) > 1
     for batch, other in zip(local, remote, strict=True):
         assert torch.equal(batch.inputs, other.inputs)

@@ -102,6 +102,7 @@ def test_settings_are_immutable() -> None:
         (DistributedConfig, {"num_ranks": 0}),
         (DistributedConfig, {"deployment": "no-slash"}),
         (DistributedConfig, {"stall_timeout_seconds": 9}),
+        (TrainConfig, {"stall_timeout_seconds": 9}),
         (DistributedConfig, {"max_restarts": -1}),
         (DistributedConfig, {"min_ranks": 0}),
         (DistributedConfig, {"backend": "mpi"}),
@@ -223,10 +224,11 @@ def test_former_settings_of_ranks_are_refused_with_the_new_ones(name: str, value
 def test_format_of_gradients_that_the_backend_cannot_send_is_refused() -> None:
     """Horovod cannot send bfloat16, and each way out that the message names is accepted."""
     with pytest.raises(ValidationError, match="bfloat16: set backend to torch"):
-        DistributedConfig(gradient_compression="bf16")
+        DistributedConfig(gradient_compression="bf16", backend="horovod")
 
     assert DistributedConfig(gradient_compression="bf16", backend="torch").backend == "torch"
-    assert DistributedConfig(gradient_compression="fp16").backend == "horovod"
+    assert DistributedConfig(gradient_compression="bf16").backend == "auto"
+    assert DistributedConfig(gradient_compression="fp16", backend="horovod").backend == "horovod"
 
 
 def test_fewer_ranks_with_synchronized_batch_norm_are_refused() -> None:

@@ -53,9 +53,9 @@ def test_layers_of_the_last_phase_are_checked(make_cache: Callable[..., CacheRef
         "classifier.0",
         "classifier.3",
     }
-    built = checks.first_batches(train, phases_of(train)[-1], cache, 1)
+    built = checks.first_batches(train, phases_of(train)[-1], cache, 1, torch.device("cpu"))
     assert built.optimizer.param_groups[0]["lr"] == 2e-4
-    head = checks.first_batches(train, phases_of(train)[0], cache, 1)
+    head = checks.first_batches(train, phases_of(train)[0], cache, 1, torch.device("cpu"))
     assert [name for name, value in head.classifier.named_parameters() if value.requires_grad] == [
         "network.classifier.3.weight",
         "network.classifier.3.bias",
@@ -69,7 +69,9 @@ def test_precision_is_that_of_training(make_cache: Callable[..., CacheRef], monk
     for image_size, wanted in ((128, "auto"), (128, "fp32"), (32, "auto")):
         cache = make_cache({"train": 4, "val": 3, "test": 3}, image_size=image_size, folder=f"{image_size}-{wanted}")
         train = TRAIN.model_copy(update={"precision": wanted, "device": "cpu"})
-        precisions.append(checks.first_batches(train, phases_of(train)[0], cache, 1).classifier.precision)
+        precisions.append(
+            checks.first_batches(train, phases_of(train)[0], cache, 1, torch.device("cpu")).classifier.precision
+        )
     assert precisions == [torch.bfloat16, None, None]
 
 

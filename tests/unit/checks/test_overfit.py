@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tasks.checks.sanity import check_overfitted, overfit_batch
 from tasks.config.train import OverfitConfig, TrainConfig
-from tasks.errors import WrongInput
+from tasks.errors import TimeLimitExceeded, WrongInput
 from tasks.refs import CacheRef, OverfitReport
+from tasks.system.slots import take_gpus, take_slot
 
 TRAIN = TrainConfig(
     model="mobilenet_v3_small", weights="none", freeze_backbone=False, batch_size=4, learning_rate=0.003, seed=1
@@ -40,6 +42,20 @@ def test_model_that_does_not_learn_raises_an_error(make_cache: Callable[..., Cac
     assert len(report.losses) == 3
     with pytest.raises(WrongInput, match=r"1 images went from .* in 2 steps, not below 0"):
         check_overfitted(report, too_slow, overfit)
+
+
+def test_check_waits_for_a_gpu_of_ranks(
+    make_cache: Callable[..., CacheRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that belongs to ranks is not used; one of a single process has a second slot."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    monkeypatch.setattr("tasks.system.slots.tempfile.gettempdir", lambda: str(tmp_path))
+    cache, overfit = make_cache({"train": 5, "val": 3, "test": 3}, image_size=32), OverfitConfig(max_steps=1)
+    soon = TRAIN.model_copy(update={"timeout_seconds": 1})
+    with take_gpus(["GPU-a"], 1, 0.1), pytest.raises(TimeLimitExceeded, match="have used its GPUs for 1 s"):
+        overfit_batch(soon, cache, overfit)
+    with take_slot(["GPU-a"]):
+        assert len(overfit_batch(soon, cache, overfit).losses) == 2
 
 
 def test_nan_loss_fails_the_check() -> None:

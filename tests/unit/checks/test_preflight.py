@@ -12,6 +12,7 @@ import torchvision
 from tasks.checks.preflight import check_split_size
 from tasks.checks.trainable import check_training
 from tasks.config.cache import CacheConfig
+from tasks.config.distributed import DistributedConfig
 from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.config.tune import Choices, TuneConfig, TuneRun
 from tasks.errors import WrongInput
@@ -43,6 +44,27 @@ def test_precision_without_hardware_support_is_refused() -> None:
     )
     with pytest.raises(WrongInput, match="train.precision is 'bf16' and cpu has no"):
         check_training(train, SMALL)
+
+
+def test_ranks_that_cannot_use_the_wanted_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before ETL and cache, with cause and way out; with the device auto they train on the CPU, with a warning."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("tasks.system.cores.has_nccl", lambda backend: backend == "torch")
+    monkeypatch.setattr("tasks.checks.trainable.choose_precision", lambda *_: None)
+    train = TrainConfig(model="shufflenet_v2_x0_5", weights="none", freeze_backbone=False, device="cuda")
+
+    def check(settings: dict[str, object]) -> None:
+        check_training(train, SMALL, distributed=DistributedConfig.model_validate(settings))
+
+    with pytest.raises(WrongInput, match=r"is 'cuda', but Horovod was built without NCCL: .*backend to torch"):
+        check({"backend": "horovod"})
+    with pytest.raises(WrongInput, match=r"is 'cuda', but 3 ranks share .* 2 GPUs: give at most"):
+        check({"backend": "torch", "num_ranks": 3})
+    for accepted in ({"backend": "torch"}, {"num_ranks": 1}, {"backend": "horovod", "launcher": "spark"}):
+        check(accepted)
+    train = train.model_copy(update={"device": "auto"})
+    check({"backend": "horovod"})
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

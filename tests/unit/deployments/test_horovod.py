@@ -80,6 +80,27 @@ def test_a_wheel_is_used_by_the_versions_that_it_was_built_for(tmp_path: Path) -
         assert " deployments/setup/patch_horovod.py " in (ROOT / "docker" / name).read_text()
 
 
+def test_machine_with_a_gpu_builds_with_nccl(tmp_path: Path) -> None:
+    """A driver that finds no GPU is none, and CPU builds without NCCL on any machine."""
+    tool = tmp_path / "nvidia-smi"
+
+    def variant(**environment: str) -> str:
+        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        done = source_build(tmp_path, "echo $variant ${HOROVOD_GPU_OPERATIONS:-unset}", **{"PATH": path} | environment)
+        return done.stdout
+
+    for output, status, expected in (
+        ("GPU 0: NVIDIA H200 (UUID: GPU-8932f937)", 0, "nccl NCCL\n"),
+        ("No devices found.", 6, "cpu unset\n"),
+        ("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.", 9, "cpu unset\n"),
+    ):
+        tool.write_text(f"#!/bin/sh\necho '{output}'; exit {status}\n")
+        tool.chmod(0o755)
+        assert variant() == expected
+        assert variant(HOROVOD_GPU_OPERATIONS="cpu") == "cpu unset\n"
+    assert variant(HOROVOD_GPU_OPERATIONS="NCCL") == "nccl NCCL\n"
+
+
 def test_lock_has_nvcc_of_the_cuda_version_of_torch() -> None:
     """The build for GPUs takes nvcc from the lock file; another version may not compile torch's headers."""
     lock = tomllib.loads((ROOT / "uv.lock").read_text())
@@ -93,4 +114,4 @@ def test_unknown_operations_are_refused() -> None:
     """Set-up ends before its first step: only NCCL is built for GPUs."""
     done = source_build(Path("/unused"), "echo on", HOROVOD_GPU_OPERATIONS="MPI")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "HOROVOD_GPU_OPERATIONS is 'MPI': set it to NCCL, or unset it for a CPU build\n"
+    assert done.stderr == "HOROVOD_GPU_OPERATIONS is 'MPI': set it to NCCL or CPU, or unset it\n"

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import filelock
@@ -199,6 +200,7 @@ def test_event_after_an_unfinished_line_is_not_lost(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize(
     ("hang", "message"),
     [
@@ -213,28 +215,36 @@ def test_stopped_or_endless_rank_ends_all_ranks(
     caplog: pytest.LogCaptureFixture,
     hang: str,
     message: str,
+    num_ranks: int,
 ) -> None:
-    """The error names the rank and its step, the log has its stack if it runs, and no process is left."""
+    """The error names the rank and its step, the log has its stack if it runs, and no process is left.
+
+    A single process has the same watchdog.
+    """
     program = f"""
 import faulthandler
 faulthandler.register(signal.SIGUSR1, file=sys.stdout)
 step(14)
 open({str(tmp_path)!r} + f"/pid-{{number}}", "w").write(str(os.getpid()))
-if number == 1:
+if number == {num_ranks - 1}:
     {hang}
 for seconds in range(1000):
     send({{"activity": ["training", "ranks", 2, 14, 15]}})
     time.sleep(0.5)
 """
     fake_ranks(tmp_path, monkeypatch, program)
+    alone = TrainConfig(weights="none", freeze_backbone=False, stall_timeout_seconds=10)
+    launch = (
+        partial(launch_two, storage) if num_ranks == 2 else partial(launch_ranks, spec_of(alone, FAKE_CACHE, storage))
+    )
     with (
         caplog.at_level("INFO", "lakevision.ranks"),
-        pytest.raises(RankStalled, match=rf"^rank 1 {message} step 14 of epoch 2 ") as stalled,
+        pytest.raises(RankStalled, match=rf"^rank {num_ranks - 1} {message} step 14 of epoch 2 ") as stalled,
     ):
-        launch_two(storage)
-    assert stalled.value.setting == "distributed.stall_timeout_seconds"
+        launch()
+    assert stalled.value.setting == f"{'train' if num_ranks == 1 else 'distributed'}.stall_timeout_seconds"
     stacks = [line for line in caplog.messages if "(most recent call first)" in line]
-    assert [line.partition(":")[0] for line in stacks] == (["rank 1"] if "endless" in hang else [])
+    assert [line.partition(":")[0] for line in stacks] == ([f"rank {num_ranks - 1}"] if "endless" in hang else [])
     assert [path.name for path in sorted(tmp_path.glob("pid-*")) if psutil.pid_exists(int(path.read_text()))] == []
 
 

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.errors import WrongInput
 from tasks.model import device
-from tasks.model.device import make_deterministic, processor_name
+from tasks.model.device import make_deterministic, processor_name, take_device
+from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 
 @pytest.fixture
@@ -47,6 +49,55 @@ def test_cpu_needs_no_configuration(torch_flags: dict[str, Any]) -> None:
     make_deterministic(torch.device("cpu"))
 
     assert torch_flags == {}
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Let torch see two GPUs, and record which ones become the current one of a rank."""
+    found: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    return found
+
+
+def take(wanted: str, obstacles: dict[int, WrongInput]) -> list[torch.device]:
+    """Return the devices that four ranks take, two on each machine, of which some cannot use their GPU."""
+
+    def rank_main(reducer: ThreadReducer) -> torch.device:
+        reducer.gpu_obstacle = obstacles.get(reducer.rank)
+        return take_device(wanted, reducer.rank % 2, reducer)
+
+    return ThreadRanks(4).run(rank_main)
+
+
+def test_each_rank_makes_its_gpu_the_current_one(current: list[torch.device]) -> None:
+    """Libraries that take the current GPU do not take that of another rank."""
+    assert take("auto", {}) == [torch.device("cuda", number) for number in (0, 1, 0, 1)]
+    assert sorted(found.index for found in current) == [0, 0, 1, 1]
+    current.clear()
+    assert take("cpu", {}) == [torch.device("cpu")] * 4
+    assert current == []
+
+
+@pytest.mark.usefixtures("current")
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_ranks_that_cannot_use_a_gpu_are_named(wanted: str) -> None:
+    """The others would wait for them in NCCL; where no rank can use one, all train on the CPU."""
+    broken = WrongInput("Horovod was built without NCCL", way_out="build it")
+    expected = (
+        r"^rank 2, rank 3 cannot train on a GPU, and the others can; rank 2 is on host '.+', where Horovod was built "
+        r"without NCCL: correct the driver there, .* or set train\.device to cpu$"
+    )
+    with pytest.raises(WrongInput, match=expected):
+        take(wanted, {2: broken, 3: broken})
+
+    everywhere = dict.fromkeys(range(4), broken)
+    if wanted == "auto":
+        assert take(wanted, everywhere) == [torch.device("cpu")] * 4
+    else:
+        with pytest.raises(WrongInput, match="is 'cuda', but Horovod was built without NCCL"):
+            take(wanted, everywhere)
 
 
 def test_cpu_name_includes_family_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

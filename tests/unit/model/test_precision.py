@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from tasks.errors import WrongInput
-from tasks.model.precision import choose_precision, forward_bytes, largest_batch, precision_name
+from tasks.model.precision import (
+    _fits_gpu,
+    choose_precision,
+    forward_bytes,
+    largest_batch,
+    precision_name,
+    trained_bytes,
+)
 from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.serving import computes_bf16
 
@@ -149,8 +156,42 @@ def test_largest_batch_allows_the_minimum_number_of_steps() -> None:
 def test_largest_batch_fits_into_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch, *, frozen: bool) -> None:
     """The batch fits into half of the free memory divided by the number of ranks, with frozen backbone or without."""
     classifier = small(frozen=frozen)
-    image_bytes = forward_bytes(classifier, image(64), 8) / 8
+    image_bytes, trained = forward_bytes(classifier, image(64), 8) / 8, trained_bytes(classifier)
 
-    monkeypatch.setattr("tasks.model.precision.free_memory", lambda: 2 * 40 * image_bytes)
-    assert largest_batch(classifier, image(64), num_rows=1_000_000, num_ranks=1, device=CPU) == 32
-    assert largest_batch(classifier, image(64), num_rows=1_000_000, num_ranks=2, device=CPU) == 16
+    monkeypatch.setattr("tasks.model.precision.free_memory", lambda: 2 * (40 * image_bytes + trained * 2))
+    many = {"num_rows": 1_000_000, "device": CPU}
+    assert largest_batch(classifier, image(64), num_ranks=1, copies=0, **many) >= 32
+    assert largest_batch(classifier, image(64), num_ranks=2, copies=2, **many) == 16
+    # An optimizer's state and buckets as large as the memory leave room for one image.
+    assert largest_batch(classifier, image(64), num_ranks=1, copies=10**6, **many) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(),
+        MemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+    ],
+    ids=str,
+)
+def test_search_of_the_batch_size_ends_on_every_kind_of_used_up_memory(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The last size that succeeded is the result; another error is raised."""
+
+    class Limited(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if len(inputs) > 8:
+                raise error
+            return super().forward(inputs)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (1 << 20, 1 << 20))
+    assert _fits_gpu(Limited(4, 3), torch.zeros(4), 64, CPU, 2) == 8
+
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    with pytest.raises(RuntimeError, match="shapes"):
+        _fits_gpu(Limited(4, 3), torch.zeros(4), 64, CPU, 2)

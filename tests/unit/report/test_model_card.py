@@ -134,6 +134,14 @@ def test_only_settings_that_differ_from_the_defaults_are_shown(cache: CacheRef) 
     assert "`train.batch_size`" not in card
 
 
+def test_card_has_the_backend_of_ranks_and_its_reason(cache: CacheRef) -> None:
+    """A single process has none."""
+    settings = DistributedConfig(backend="torch")
+    card = card_of(facts_of(cache, distributed=settings, backend_reason="Horovod was built without NCCL"))
+    assert rows_of(card, "gradients averaged by") == ["gradients averaged by", "torch: Horovod was built without NCCL"]
+    assert "gradients averaged by" not in card_of(facts_of(cache))
+
+
 @pytest.mark.parametrize("distributed", [None, DistributedConfig(num_ranks=3, log_ranks="all")])
 def test_command_has_the_settings_of_the_training_run(cache: CacheRef, distributed: DistributedConfig | None) -> None:
     """Parsed by the flow, the command gives the same settings and the same version of the data."""

@@ -7,9 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from uuid import UUID
 
 import psutil
 import pytest
+import torch
 
 from tasks.errors import TimeLimitExceeded, WrongInput
 from tasks.system import slots
@@ -95,6 +98,35 @@ def test_slots_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "getuid", lambda: 2**31)
     with pytest.raises(WrongInput, match="lakevision-slots-2147483648' belongs"), take_slot([]):
         pass
+
+
+@pytest.mark.usefixtures("_slots_of_its_own")
+def test_gpu_has_one_lock_by_its_number_and_by_its_uuid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also by the beginning of the UUID; a GPU that torch does not see is locked by its name."""
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("tasks.system.cores.DEVICES", tmp_path)
+    uuids = ["8932f937-d72c-4106-c12f-20bd9faed9f6", "11bb22cc-d72c-4106-c12f-20bd9faed9f6"]
+
+    def visible() -> list[str]:
+        names = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        found = [
+            [uuid for uuid in uuids if name in (str(uuids.index(uuid)), f"GPU-{uuid}"[: len(name)])] for name in names
+        ]
+        return [uuid for (uuid,) in found]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible()))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=UUID(visible()[number]))
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    with take_gpus(["0"], 1, 0.1) as own, ExitStack() as held:
+        assert own.names == ("0",)
+        for names in (f"GPU-{uuids[0]}", f"GPU-{uuids[1]},GPU-{uuids[0]}", "GPU-8932"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+            assert try_to_take_gpus([names.split(",")[-1]], 1, held) is None
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        assert try_to_take_gpus(["1"], 1, held) is not None
 
 
 RANKS = """

@@ -6,9 +6,17 @@ import torch
 
 from tasks.config.train import TrainConfig
 from tasks.errors import OutOfMemory, error_record, is_retried, restored_error
-from tasks.train.run import is_out_of_memory, translate_out_of_memory
+from tasks.model_package.serving import is_out_of_memory
+from tasks.train.run import translate_out_of_memory
 
 TRAIN = TrainConfig(batch_size=64)
+
+OTHER_LIBRARIES = (
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "NCCL error in: ProcessGroupNCCL.cpp: unhandled cuda error. Last error: Cuda failure 2 'out of memory'",
+    "GET was unable to find an engine to execute this computation",
+)
+"""Errors of CUDA, NCCL and cuDNN without memory."""
 
 
 def test_memory_that_torch_cannot_allocate_is_explained() -> None:
@@ -49,6 +57,8 @@ def test_errors_of_gpus_and_numpy_are_recognised() -> None:
         np.empty(2**60, dtype=np.uint8)
     assert is_out_of_memory(raised.value)
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    for text in OTHER_LIBRARIES:
+        assert is_out_of_memory(RuntimeError(text))
     assert is_out_of_memory(RuntimeError("could not create a primitive"))
     assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for a convolution"))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

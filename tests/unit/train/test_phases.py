@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,54 @@ def test_batch_larger_than_the_split_is_rejected_with_the_maximum(cache: CacheRe
 
     context_of(cache, batch_size=45).check()
     context_of(cache, batch_size="auto").check()
+
+
+def test_batches_are_pinned_for_a_gpu_only(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training on the CPU of a machine with a GPU needs no page-locked memory."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    context = context_of(cache)
+    assert not context.images(TRAIN, 4)._memory.pin
+    assert replace(context, device=torch.device("cuda")).images(TRAIN, 4)._memory.pin
+
+
+def test_ranks_compute_in_the_precision_that_all_have(
+    make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor without bfloat16 on one host makes all ranks compute in float32."""
+    cache = make_cache({TRAIN: 3, VAL: 3, TEST: 3}, image_size=128)
+    has_bf16 = {"cpu": True, "meta": False}
+    monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: has_bf16[device.type])
+
+    def precisions(devices: tuple[str, str]) -> list[torch.dtype | None]:
+        def rank_main(reducer: ThreadReducer) -> torch.dtype | None:
+            device = torch.device(devices[reducer.rank])
+            own = replace(context_of(cache, precision="auto"), device=device, reducer=reducer)
+            own.agree_on_precision()
+            return own.precision
+
+        return ThreadRanks(2).run(rank_main)
+
+    assert precisions(("cpu", "cpu")) == [torch.bfloat16] * 2
+    assert precisions(("cpu", "meta")) == [None] * 2
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "settings", "copies"),
+    [(1, {}, 2), (2, {}, 3), (2, {"accumulate_steps": 2}, 4), (1, {"accumulate_steps": 2, "ema_decay": 0.9}, 4)],
+)
+def test_automatic_batch_size_counts_buckets_and_kept_gradients(
+    cache: CacheRef, monkeypatch: pytest.MonkeyPatch, num_ranks: int, settings: dict[str, Any], copies: int
+) -> None:
+    """Each takes as much memory as the trained weights, as do the two moments of Adam and the moving average."""
+    found = []
+    monkeypatch.setattr("tasks.train.context.largest_batch", lambda *_args, **named: found.append(named["copies"]) or 1)
+
+    def rank_main(reducer: ThreadReducer) -> int:
+        context = replace(context_of(cache, batch_size="auto", **settings), reducer=reducer)
+        return context.batch_size(context.classifier)
+
+    assert ThreadRanks(num_ranks).run(rank_main) == [1] * num_ranks
+    assert set(found) == {copies}
 
 
 def test_accumulated_step_larger_than_the_split_is_rejected(cache: CacheRef) -> None:

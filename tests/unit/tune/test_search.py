@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -20,7 +21,16 @@ from tasks.storage import Storage
 from tasks.system.slots import Slot
 from tasks.train.spec import TrainingSpec
 from tasks.tune.search import RunningTrial, TrialStart, TrialThread, run_trials
-from tasks.tune.study import NoTrialCompleted, best_trial, counted_trials, open_study, requeue_lost_trials, trial_rows
+from tasks.tune.space import distributions
+from tasks.tune.study import (
+    NoTrialCompleted,
+    best_trial,
+    counted_trials,
+    next_trial,
+    open_study,
+    requeue_lost_trials,
+    trial_rows,
+)
 from tasks.tune.trial import Pruned, fail_trial, get_trial, make_reporter
 
 # With two epochs Hyperband has one bracket, so that pruning does not depend on a trial's number.
@@ -30,7 +40,7 @@ TUNE = TuneConfig(search={"learning_rate": Range(low=1e-4, high=1e-1, log=True)}
 
 @pytest.fixture
 def study(storage: Storage) -> optuna.Study:
-    """Return a study in a new database."""
+    """Return a new study."""
     return open_study(storage, "study", TRAIN, TUNE, create=True)
 
 
@@ -231,6 +241,23 @@ def test_trial_that_is_not_the_best_after_an_epoch_is_pruned(study: optuna.Study
             on_event({"epoch": 2, "ends_training": True, "value": 0.0})
 
 
+def test_diverged_trial_is_the_worst_of_the_pruned(storage: Storage) -> None:
+    """Values are drawn as if its training run had never validated an epoch, however many epochs it had."""
+    drawn, space = [], distributions(TUNE.space)
+    for name, reported in {"diverged": {1: 0.9, TRAIN.total_epochs + 1: math.nan}, "none": {}}.items():
+        study = open_study(storage, name, TRAIN, TUNE, create=True)
+        for number in range(12):
+            rate, values = 10 ** -(1 + number / 4), reported if number % 3 == 0 else {1: number / 12}
+            params = {"learning_rate": rate}
+            study.add_trial(
+                optuna.create_trial(
+                    state=TrialState.PRUNED, params=params, distributions=space, intermediate_values=values
+                )
+            )
+        drawn.append(next_trial(study, space, TUNE).params)  # type: ignore[union-attr]  # there are fewer than num_trials
+    assert drawn[0] == drawn[1]
+
+
 def test_trial_that_stopped_early_is_not_pruned(study: optuna.Study) -> None:
     """Early stopping is the last event of a trial, although epochs remain: pruning would interrupt its final test."""
     for number, value in {0: 0.5, 1: 0.4}.items():
@@ -261,6 +288,31 @@ def test_process_of_a_lost_trial_ends_with_its_next_report(study: optuna.Study) 
         on_event({"epoch": 2, "ends_training": True, "value": 0.5})
     fail_trial(study, 0, "late")
     assert trial_rows(study)[0]["error"] is None
+
+
+def test_study_of_an_older_release_stays_in_its_database(storage: Storage) -> None:
+    """Its trials count, and other searches of the home get a journal that only its owner may read."""
+    folder = Path(storage.home) / "studies"
+    folder.mkdir(parents=True)
+    old = optuna.create_study(storage=f"sqlite:///{folder / 'studies.db'}", study_name="old", direction="maximize")
+    run_trials(old, TUNE.model_copy(update={"num_trials": 3}), Trials(old).start, poll_seconds=0)
+
+    found = open_study(storage, "old", TRAIN, TUNE, create=True)
+    assert drawn_rates(found) == drawn_rates(old)
+    open_study(storage, "new", TRAIN, TUNE, create=True)
+    assert optuna.get_all_study_names(f"sqlite:///{folder / 'studies.db'}") == ["old"]
+    assert [(path.name, path.stat().st_mode & 0o777) for path in folder.glob("*.journal")] == [("new.journal", 0o600)]
+
+
+def test_study_survives_the_kill_of_its_writer(storage: Storage, study: optuna.Study) -> None:
+    """A part of a line, as a killed process or a full disk leaves it, is removed before the next one is written."""
+    study.ask({})
+    journal = Path(storage.home) / "studies" / "study.journal"
+    with journal.open("a") as file:
+        file.write('{"op_code":6,"worker')
+    study.tell(0, 0.5)
+    again = open_study(storage, "study", TRAIN, TUNE, create=False)
+    assert [trial.value for trial in again.trials] == [0.5]
 
 
 def test_missing_study_or_trial_raises_an_error(storage: Storage, study: optuna.Study) -> None:
