@@ -113,7 +113,7 @@ def check_pipeline(config: PipelineConfig, storage: Storage, *, trains_here: boo
         logger.warning("train_on is 'single': the settings of 'distributed' are not used; train_on both uses them")
     check_training(config.train, config.cache, here=trains_here)
     check_room(config.etl, config.cache, source, storage)
-    check_tracking(storage)
+    check_tracking(storage, data=True)
     logger.info(
         "%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source.location
     )
