@@ -10,13 +10,14 @@ from typing import Any, ParamSpec, TypeVar
 from httpx import HTTPError, HTTPStatusError, codes
 from prefect import Flow
 from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, get_settings_context
 from prefect.exceptions import ParameterTypeError, TerminationSignal
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
 from tasks.config.storage import StorageConfig
+from tasks.environment import prefect_url_variable
 from tasks.errors import UserError, WrongInput, invalid_settings
 from tasks.orchestration.cancellation import (
     causing_signal,
@@ -41,7 +42,14 @@ def check_server() -> None:
     Raises:
         WrongInput: It does not; the message names the server and the variables to set.
     """
-    server = f"the Prefect server '{PREFECT_API_URL.value()}' (PREFECT_API_URL)"
+    profile = get_settings_context().profile
+    where, unset = "PREFECT_API_URL", "unset PREFECT_API_URL"
+    if prefect_url_variable() is None and PREFECT_API_URL in profile.settings:
+        where = f"of the Prefect profile '{profile.name}'"
+        unset = f"run 'prefect --profile {profile.name} config unset PREFECT_API_URL'"
+    elif prefect_url_variable() is None:
+        where, unset = "of .env, prefect.toml or pyproject.toml", "remove it there"
+    server = f"the Prefect server '{PREFECT_API_URL.value()}' ({where})"
     try:
         with get_client(sync_client=True) as client:
             client.api_version()  # not the health endpoint, which needs no login
@@ -52,7 +60,7 @@ def check_server() -> None:
             ) from None
         raise WrongInput(
             f"{server} does not answer ({type(error).__name__}: {error})",
-            way_out=("start it ('make up' starts that of the local stack), or unset PREFECT_API_URL to run without it"),
+            way_out=f"start it ('make up' starts that of the local stack), or {unset} to run without it",
         ) from None
 
 

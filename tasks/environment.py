@@ -3,6 +3,9 @@
 import os
 import sys
 from collections.abc import Collection
+from contextlib import redirect_stderr
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -256,6 +259,47 @@ def rendezvous() -> Rendezvous:
     *numbers, host, port, secret = (os.environ[name] for name in _RENDEZVOUS)
     rank, num_ranks, local_rank, local_size = map(int, numbers)
     return Rendezvous(rank, num_ranks, local_rank, local_size, host, int(port), secret)
+
+
+def import_configured(*modules: str) -> None:
+    """Import modules of libraries that read their settings, from the environment or a file, when they are imported.
+
+    Raises:
+        WrongInput: A library refuses one of its settings.
+    """
+    from pydantic import ValidationError  # Here: as in `rank_environment`.
+
+    from tasks.errors import WrongInput
+
+    for module in modules:
+        library = module.partition(".")[0]
+        printed = StringIO()
+        try:
+            if module != library:
+                # Prefect prints the error as well, in many lines, and raises it only with its first module.
+                with redirect_stderr(printed):
+                    import_module(library)
+            import_module(module)
+            sys.stderr.write(printed.getvalue())
+        except ValueError as error:  # also of pydantic, and of a file that is no TOML
+            problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            refused = str(error).lower()  # A library may have changed the case of the value.
+            given = [
+                f"{name} is '{value}'"
+                for name, value in os.environ.items()
+                if name.startswith(f"{library.upper()}_")
+                and (f"'{value}'".lower() in refused or name.lower() in refused)
+            ]
+            named = " and ".join(given) or f"a setting of {library} is invalid"
+            raise WrongInput(
+                f"{named}, with which {library} cannot be imported ({problem})",
+                way_out=f"correct or unset it, in the environment or in {library}'s own files",
+            ) from None
+
+
+def prefect_url_variable() -> str | None:
+    """Return the address of the Prefect server in the environment ($PREFECT_API_URL), or None."""
+    return os.environ.get("PREFECT_API_URL") or None
 
 
 def tracking_uri() -> str | None:

@@ -148,12 +148,15 @@ def main(arguments: Sequence[str]) -> int:
         from mlflow.server.fastapi_app import app
         from mlflow.server.handlers import initialize_backend_stores
 
-        from tasks.tracking.server import prepare_tracking
+        from tasks.tracking.experiments import ExperimentDeleted
+        from tasks.tracking.server import prepare_database, prepare_tracking
 
-        if storage.tracking.startswith("sqlite:"):
-            prepare_tracking(storage)  # first: it creates the database file, readable by its owner only
+        prepare_database(storage)  # first: the file is readable by its owner only
         initialize_backend_stores(storage.tracking, storage.tracking, os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"])
-        prepare_tracking(storage)
+        try:
+            prepare_tracking(storage)
+        except ExperimentDeleted as error:  # Its runs can be looked at all the same.
+            print(f"mlflow_ui: {error}", flush=True)
     except WrongInput as error:  # also a moved home that cannot be written
         print(f"mlflow_ui: {error}", file=sys.stderr)
         return 2

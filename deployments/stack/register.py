@@ -4,6 +4,7 @@ Each of Prefect's commands takes seconds to start, and a stack would need five o
 This process starts beside the server and waits for it.
 """
 
+import json
 import runpy
 import sys
 import time
@@ -18,15 +19,17 @@ from typing import Any
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import ConcurrencyOptions, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Crashed
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tasks.environment import lakevision_home
+from tasks.errors import loggable
 
 POOLS: dict[str, int | None] = {"cpu": None, "gpu": 1}
 """Default concurrency limit of each work pool: two training runs on the GPU of one machine would share its memory."""
@@ -144,26 +147,78 @@ def cancel_orphans(client: SyncPrefectClient, began: datetime) -> None:
 
 
 class DeploymentSettings(BaseModel):
-    """Settings of a deployment that users may edit: its parameters, and by slug its schedules and which are active."""
+    """Settings of a deployment that users may edit; those of schedules are by slug.
 
-    parameters: dict[str, Any]
-    schedules: dict[str, SCHEDULE_TYPES]
-    active: dict[str, bool]
+    A field that is not set is unknown: an older release did not record it.
+    """
+
+    parameters: dict[str, Any] = {}
+    description: str | None = None
+    tags: list[str] = []
+    paused: bool = False
+    job_variables: dict[str, Any] = {}
+    concurrency_limit: int | None = None
+    concurrency_options: ConcurrencyOptions | None = None
+    queue: dict[str, str | None] = {}
+    """Names of the work pool and its queue."""
+    schedules: dict[str, SCHEDULE_TYPES] = {}
+    active: dict[str, bool] = {}
+    schedule_parameters: dict[str, dict[str, Any]] = {}
 
 
 Deployed = TypeAdapter(dict[str, DeploymentSettings])
+
+QUEUE = {"work_pool_name", "work_queue_name"}
+
+PLAIN = ("parameters", "description", "tags", "paused", "job_variables", "concurrency_options")
+"""Settings that Prefect's responses and updates have under the same name."""
+
+
+def own_deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
+    """Return the deployments of this project, whose names another one of the user may have as well."""
+    return [found for found in client.read_deployments() if str(found.entrypoint).startswith("flows.")]
 
 
 def read_deployed(client: SyncPrefectClient) -> dict[str, DeploymentSettings]:
     """Return the settings of every deployment on the server, by name."""
     return {
         deployment.name: DeploymentSettings(
-            parameters=deployment.parameters,
+            **deployment.model_dump(include=set(PLAIN)),
+            queue=deployment.model_dump(include=QUEUE),
+            concurrency_limit=limit.limit if (limit := deployment.global_concurrency_limit) else None,
             schedules={entry.slug or "": entry.schedule for entry in deployment.schedules},
             active={entry.slug or "": entry.active for entry in deployment.schedules},
+            schedule_parameters={entry.slug or "": entry.parameters for entry in deployment.schedules},
         )
-        for deployment in client.read_deployments()
+        for deployment in own_deployments(client)
     }
+
+
+def name_schedules(client: SyncPrefectClient) -> None:
+    """Give the schedules that a user added a slug: deploying removes all schedules of a deployment if one has none."""
+    for deployment in own_deployments(client):
+        for entry in deployment.schedules:
+            if entry.slug is None:
+                client.update_deployment_schedule(
+                    deployment.id, entry.id, parameters=entry.parameters, slug=f"added-{entry.id}"
+                )
+
+
+def before_interruption(
+    now: DeploymentSettings, before: DeploymentSettings, resets: Sequence[DeploymentSettings]
+) -> DeploymentSettings:
+    """Return the settings that a user gave a deployment before or since a registration that was interrupted.
+
+    Args:
+        now: Settings on the server.
+        before: Settings before the interrupted registration.
+        resets: Settings to which it may have reset the deployment.
+    """
+    fields = {
+        field: getattr(before if getattr(now, field) in [getattr(reset, field) for reset in resets] else now, field)
+        for field in before.model_fields_set
+    }
+    return now.model_copy(update=fields)
 
 
 def restore_edits(
@@ -171,28 +226,61 @@ def restore_edits(
 ) -> None:
     """Restore the user's edits, since deploying resets all settings to those of the file and pauses schedules.
 
+    Schedules stay paused where the edited parameters are not valid any more: they would run those of the file.
+
     Args:
         client: Client of the server.
         before: Settings on the server before this deployment, by name.
         last: Settings as of the previous deployment, by name: those that are unchanged in `before` were not edited.
+            Without them, parameters and schedules count as edited.
     """
-    for deployment in client.read_deployments():
-        was, given = before.get(deployment.name), last.get(deployment.name)
+    for deployment in own_deployments(client):
+        was, given = before.get(deployment.name), last.get(deployment.name, DeploymentSettings())
         if was is None:
             continue
-        if given is not None and was.parameters != given.parameters:
+        active = was.active
+        for field in (*PLAIN, "concurrency_limit", "queue"):
+            edited = getattr(was, field)
+            is_known = field in given.model_fields_set or field == "parameters"
+            if not is_known or edited == getattr(given, field):
+                continue
+            update = DeploymentUpdate.model_validate(edited if field == "queue" else {field: edited})
             try:
-                client.update_deployment(deployment.id, DeploymentUpdate(parameters=was.parameters))
-            except PrefectHTTPStatusError as error:  # stored by an older version, which had other settings
-                print(f"the edited parameters of '{deployment.name}' could not be restored: {error}", flush=True)
+                client.update_deployment(deployment.id, update)
+            except (PrefectHTTPStatusError, ObjectNotFound) as error:  # of an older version, or of a pool that is gone
+                problem = f"the edited {field} of '{deployment.name}' could not be restored: {loggable(error)}"
+                if field == "parameters":
+                    active = dict.fromkeys(was.active, False)
+                    problem += ". Its schedules are paused"
+                print(f"{problem}. The value was {loggable(json.dumps(edited, default=str))}", flush=True)
         for entry in deployment.schedules:
             slug = entry.slug or ""
             if slug not in was.active:
                 continue
-            edited = given is not None and was.schedules[slug] != given.schedules.get(slug)
-            schedule = was.schedules[slug] if edited else None
-            if edited or was.active[slug] != entry.active:
-                client.update_deployment_schedule(deployment.id, entry.id, active=was.active[slug], schedule=schedule)
+            kept_schedule = entry.schedule if was.schedules[slug] == given.schedules.get(slug) else was.schedules[slug]
+            # An update without parameters would remove those of the schedule.
+            wanted = (active[slug], kept_schedule, was.schedule_parameters.get(slug, {}))
+            if wanted != (entry.active, entry.schedule, entry.parameters):
+                client.update_deployment_schedule(
+                    deployment.id, entry.id, active=wanted[0], schedule=wanted[1], parameters=wanted[2]
+                )
+
+
+def keep(file: Path, settings: dict[str, DeploymentSettings]) -> None:
+    """Write settings to a file in one step: a killed process leaves the former content."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_bytes(Deployed.dump_json(settings, exclude_unset=True))
+    partial.replace(file)
+
+
+def kept(file: Path) -> dict[str, DeploymentSettings]:
+    """Return the settings that `keep` wrote, or none; a file that an older release left cut is reported."""
+    try:
+        return Deployed.validate_json(file.read_bytes()) if file.exists() else {}
+    except ValidationError:
+        print(f"'{file}' is damaged: the settings on the server are kept as if they were edited", flush=True)
+        return {}
 
 
 def deploy_all() -> None:
@@ -224,15 +312,20 @@ def main(arguments: Sequence[str]) -> None:
             cancel_orphans(client, began)
         create_pools(client)
         crash_silent_runs(client)
-        record = lakevision_home() / "prefect" / "deployed.json"
-        last = Deployed.validate_json(record.read_bytes()) if record.exists() else {}
-        before = read_deployed(client)
+        folder = lakevision_home() / "prefect"
+        record, unfinished = folder / "deployed.json", folder / "edited.json"
+        name_schedules(client)
+        last, interrupted, before = kept(record), kept(unfinished), read_deployed(client)
+        keep(unfinished, before | interrupted)
         importing.result()
         deploy_all()
         deployed = read_deployed(client)
+        for name in before.keys() & interrupted.keys() & deployed.keys():
+            resets = [deployed[name], last.get(name, deployed[name])]
+            before[name] = before_interruption(before[name], interrupted[name], resets)
         restore_edits(client, before, last)
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_bytes(Deployed.dump_json(deployed))
+        unfinished.unlink()
+        keep(record, deployed)
         if arguments:
             # Here: it loads MLflow, whose import takes seconds.
             from deployments.stack.reconcile import end_mlflow_runs

@@ -116,7 +116,7 @@ def check_pipeline(
         logger.warning("train_on is 'single': the settings of 'distributed' are not used; train_on both uses them")
     check_training(config.train, config.cache, here=trains_here, distributed=config.distributed if ranks_here else None)
     check_room(config.etl, config.cache, source, storage)
-    check_tracking(storage)
+    check_tracking(storage, data=True)
     logger.info(
         "%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source.location
     )

@@ -33,7 +33,7 @@ class CacheConfig(FrozenConfig):
         description="Maximum size of all caches, in GB; above it, the least recently used are removed. Empty: no limit",
     )
     timeout_seconds: Seconds = Field(
-        86_400, description="Timeout of the build, in seconds; it is retried twice, each time with this timeout"
+        86_400, description="Timeout of the build, in seconds, for one attempt; a longer attempt is not retried"
     )
 
     @property

@@ -165,7 +165,7 @@ class EtlConfig(FrozenConfig):
         False, description="Allow a source or labels that the tables were not created from to replace their contents"
     )
     timeout_seconds: Seconds = Field(
-        86_400, description="Timeout of ETL, in seconds; it is retried twice, each time with this timeout"
+        86_400, description="Timeout of ETL, in seconds, for one attempt; a longer attempt is not retried"
     )
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ class MaintainConfig(FrozenConfig):
         "models were deleted, and the predictions by models that it does not have",
     )
     timeout_seconds: Seconds = Field(
-        86_400, description="Timeout of maintenance, in seconds; it is retried twice, each time with this timeout"
+        86_400, description="Timeout of maintenance, in seconds, for one attempt; a longer attempt is not retried"
     )
 
 

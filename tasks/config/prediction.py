@@ -54,7 +54,7 @@ class PredictConfig(FrozenConfig):
         False, description="Predict images with an error again, and replace their rows; otherwise they keep the error"
     )
     timeout_seconds: Seconds = Field(
-        86_400, description="Timeout of inference, in seconds; it is retried twice, each time with this timeout"
+        86_400, description="Timeout of inference, in seconds, for one attempt; a longer attempt is not retried"
     )
 
     @model_validator(mode="after")
@@ -150,7 +150,7 @@ class StreamConfig(FrozenConfig):
     )
     timeout_seconds: Seconds = Field(
         86_400,
-        description="Timeout of a run, in seconds; it is retried twice, each time with this timeout. A stream with "
+        description="Timeout of a run, in seconds, for one attempt; a longer attempt is not retried. A stream with "
         "interval_seconds needs a longer one",
     )
 

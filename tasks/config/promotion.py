@@ -78,7 +78,7 @@ class PromoteConfig(FrozenConfig):
         description="Time limit of the answer, in seconds; after it the run fails and the champion stays",
     )
     timeout_seconds: Seconds = Field(
-        86_400, description="Timeout of the promotion, in seconds; it is retried twice, each time with this timeout"
+        86_400, description="Timeout of the promotion, in seconds, for one attempt; a longer attempt is not retried"
     )
 
     @model_validator(mode="after")

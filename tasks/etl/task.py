@@ -21,7 +21,7 @@ def ingest(etl: EtlConfig, storage: Storage, spark_config: SparkConfig) -> EtlRe
     """Synchronize the tables `images` and `files` with the source, and publish their contents as artifacts."""
     with keep_spark():  # the session that lists a URL also reads its files
         source = prepare_ingest(etl, storage, spark_config)
-        check_tracking(storage)
+        check_tracking(storage, data=True)
         report = ingest_source(etl, source, storage, spark_config)
         checks = validate_tables(report, etl, storage, spark_config, flow_run_tags())
     publish_tables(report, checks)

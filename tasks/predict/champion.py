@@ -82,17 +82,22 @@ def _with_alias(name: str, alias: str, storage: Storage) -> ModelRef:
     with reachable(storage):
         model = model_with_alias(storage, name, alias)
         if model is None:
+            message, first = f"the registered model '{name}' has no version with the alias '{alias}'", ""
+            if name in names_with_alias(storage, alias):
+                message = f"the alias '{alias}' of the registered model '{name}' names a version that was deleted"
+                first = "give the alias to another version in MLflow, "
             raise WrongInput(
-                f"the registered model '{name}' has no version with the alias '{alias}'",
+                message,
                 setting="promote.model_name",
-                way_out="run the flow promote first, or give another promote.model_name or predict.alias"
-                f"{_candidates(alias, storage)}",
+                way_out=f"{first}run the flow promote first, or give another promote.model_name or predict.alias"
+                f"{_candidates(alias, storage, name)}",
             )
     return model
 
 
-def _candidates(alias: str, storage: Storage) -> str:
-    names = names_with_alias(storage, alias)
+def _candidates(alias: str, storage: Storage, name: str | None = None) -> str:
+    """Return the models that have a version with the alias, for a message about another model than `name`."""
+    names = [found for found in names_with_alias(storage, alias) if found != name]
     return f" (there is '{alias}' of {join_names(names[:NUM_NAMED], len(names))})" if names else ""
 
 

@@ -27,7 +27,7 @@ from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, ev
 from tasks.tracking.models import derived_model_name, source_name
 from tasks.tracking.pins import check_pins, newest_without_spark, pin_trained_versions
 from tasks.tracking.server import database_file, reachable
-from tasks.tracking.trained import promotable_runs
+from tasks.tracking.trained import no_finished_run, promotable_runs
 from tasks.tracking.trained_tables import NOT_PROMOTED_TAG, serving_tags
 
 logger = logging.getLogger("lakevision.registry")
@@ -105,9 +105,7 @@ def _best_run(
     """
     runs = runs or promotable_runs(storage, newest_without_spark(storage.table("images")))
     if not runs:
-        raise WrongInput(
-            f"'{storage.tracking_shown}' has no finished run to promote", way_out="run the flow train first"
-        )
+        raise no_finished_run(storage)
     tested = [_with_table(evaluated_run(storage, run), table) for run in runs]
     _check_one_table(tested)
     name = promote.model_name or _derived_name(tested[0], storage)

@@ -1,6 +1,8 @@
 """Temporary files of Spark and DuckDB: one folder per session, removed with it, or by the next after a kill."""
 
+import glob
 import shutil
+import socket
 import tempfile
 import uuid
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import filelock
 
 from tasks.storage import Storage
+from tasks.system.locks import excludes_other_machines
 
 
 def scratch_root(storage: Storage) -> Path:
@@ -28,8 +31,8 @@ class Scratch:
         # A folder exists for a moment before it is locked.
         self._root_lock = filelock.FileLock(root / ".lock")
         with self._root_lock:
-            remove_abandoned(root)
-            self.folder = root / uuid.uuid4().hex
+            remove_abandoned(root, locks_hold=excludes_other_machines(str(root)))
+            self.folder = root / f"{_own_prefix()}{uuid.uuid4().hex}"
             self.folder.mkdir()
             self._lock = filelock.FileLock(f"{self.folder}.lock")
             self._lock.acquire(timeout=0)
@@ -40,9 +43,19 @@ class Scratch:
             _remove(self.folder, self._lock)
 
 
-def remove_abandoned(root: Path) -> None:
-    """Remove the folders of dead processes."""
-    for folder in [path for path in root.glob("*") if path.is_dir()]:
+def _own_prefix() -> str:
+    return f"{socket.gethostname()}-"
+
+
+def remove_abandoned(root: Path, *, locks_hold: bool) -> None:
+    """Remove the folders of dead processes.
+
+    Args:
+        root: Parent folder of all of them.
+        locks_hold: Whether locks of other machines are seen here; if not, only folders of this machine are removed.
+    """
+    folders = root.glob("*" if locks_hold else f"{glob.escape(_own_prefix())}*")
+    for folder in [path for path in folders if path.is_dir()]:
         lock = filelock.FileLock(f"{folder}.lock")
         try:
             lock.acquire(timeout=0)

@@ -8,6 +8,7 @@ from tasks.cache.manifest import open_cache
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, Ref, RunRef
 from tasks.storage import Storage
 from tasks.text.markup import markdown_code, markdown_link, markdown_table, markdown_text
+from tasks.tracking.evaluated import evaluated_version
 from tasks.tracking.models import PROMOTION_TAG, version_tags
 from tasks.tracking.runs import run_metrics
 
@@ -74,7 +75,7 @@ def make_summary(
         cache_rows={split: part.rows for split, part in open_cache(cache).splits.items()},
         single=None if single is None else _training(storage, single),
         distributed=None if distributed is None else _training(storage, distributed),
-        test_accuracy=_training(storage, RunRef(run_id=champion.run_id)).test_accuracy,
+        test_accuracy=evaluated_version(storage, champion).accuracy,  # its run may have been purged
         model=champion.name,
         version=champion.version,
         decision=version_tags(storage, champion).get(PROMOTION_TAG, ""),

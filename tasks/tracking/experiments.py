@@ -1,6 +1,7 @@
 """The two MLflow experiments, of training runs and of data validations, with their views in MLflow's UI."""
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,10 @@ from dataclasses import dataclass
 import mlflow
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
+
+from tasks.errors import WrongInput, loggable
+
+logger = logging.getLogger("lakevision.tracking")
 
 KIND_TAG, TRAINING_KIND = "mlflow.experimentKind", "custom_model_development"
 """Tag and value by which MLflow recognizes an experiment with training runs of models."""
@@ -21,6 +26,10 @@ VIEW_TAG = "mlflow.sharedViewState."
 
 VIEW = "lakevision"
 """Id of the saved view; MLflow's default run list shows no metrics until a user selects some."""
+
+
+class ExperimentDeleted(WrongInput):
+    """A user deleted an experiment in MLflow, which keeps its name and its runs until they are purged."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +68,43 @@ def prepare_experiment(client: mlflow.MlflowClient, experiment: Experiment, loca
     Without a location, the tracking server chooses its own.
 
     Changes that a user made in the UI (kind, description, view) are kept.
+
+    Raises:
+        ExperimentDeleted: It was deleted.
     """
     found = client.get_experiment_by_name(experiment.name)
     if found is None:
+        if renamed := renamed_experiments(client, experiment):
+            logger.warning("the experiment '%s' is created: %s", experiment.name, renamed)
         try:
             return str(client.create_experiment(experiment.name, location, tags=_tags(experiment)))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             found = client.get_experiment_by_name(experiment.name)  # created by another process meanwhile
+    if found.lifecycle_stage != "active":
+        raise ExperimentDeleted(
+            f"the experiment '{experiment.name}' (id {found.experiment_id}) was deleted in MLflow, so that it can "
+            "neither be written to nor created again",
+            way_out=f"restore it with 'mlflow experiments restore --experiment-id {found.experiment_id}', and with "
+            f"MLFLOW_TRACKING_URI set to '{loggable(client.tracking_uri)}'",
+        )
     missing = _tags(experiment).keys() - found.tags.keys()
     for name in sorted(missing):  # for an experiment that an older version created
         client.set_experiment_tag(found.experiment_id, name, _tags(experiment)[name])
     return str(found.experiment_id)
+
+
+def renamed_experiments(client: mlflow.MlflowClient, experiment: Experiment) -> str:
+    """Return a sentence about an experiment that had this name before a user renamed it, or an empty string."""
+    views = {found.name: found.tags.get(f"{VIEW_TAG}{VIEW}", "") for found in client.search_experiments()}
+    names = [name for name, view in views.items() if f'"{experiment.view}"' in view and name != experiment.name]
+    if not names:
+        return ""
+    return (
+        f"the runs of '{names[0]}', which had this name before it was renamed in MLflow, are not found; to use them, "
+        f"give '{experiment.name}' another name and '{names[0]}' the name '{experiment.name}'"
+    )
 
 
 def run_page(experiment_id: str, run_id: str) -> str:

@@ -4,6 +4,7 @@ import logging
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -213,9 +214,10 @@ def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
 
 
 def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:
-    """Return the content of a file in the run's artifacts, or None if it does not exist."""
+    """Return the content of a file in the run's artifacts, or None if it or the run does not exist."""
     with translate_outage(storage):
-        names = {file.path for file in run_files(storage, run.run_id).list_artifacts()}
+        files = found_or_none(partial(run_files, storage), run.run_id)
+        names = set() if files is None else {file.path for file in files.list_artifacts()}
         return read_file(storage, run.run_id, name) if name in names else None
 
 

@@ -39,6 +39,14 @@ runs that have something to lose."""
 FIRST_TIMEOUT_SECONDS = 10
 """Timeout of the first request."""
 
+ACCESS_DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+"""MLflow's codes of a server's answers 401 and 403."""
+
+LOG_IN = (
+    "set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of a user who may write, "
+    "in the environment of this process and of every worker"
+)
+
 Found = TypeVar("Found")
 
 
@@ -95,15 +103,23 @@ def _home_of_database(storage: Storage) -> Path | None:
     return file.parent if file is not None and storage.tracking == tracking_file(str(file.parent)) else None
 
 
-def prepare_tracking(storage: Storage) -> str:
-    """Create database and experiment if they are missing, and return the experiment's id.
-
-    Call it once before anything runs in parallel: processes that create the same experiment would race.
-    """
+def prepare_database(storage: Storage) -> None:
+    """Create the file of the tracking database if it is missing; a server or another database is left alone."""
     if storage.tracking.startswith("sqlite:///") and not re.search(r"[?]|:memory:", storage.tracking):
         if (home := _home_of_database(storage)) is not None:
             make_home(home)
         create_database(Path(storage.tracking.removeprefix("sqlite:///")), private=home is not None)
+
+
+def prepare_tracking(storage: Storage) -> str:
+    """Create database and experiment if they are missing, and return the experiment's id.
+
+    Call it once before anything runs in parallel: processes that create the same experiment would race.
+
+    Raises:
+        ExperimentDeleted: As `prepare_experiment`.
+    """
+    prepare_database(storage)
     return prepare_experiment(client_of(storage), TRAINING, _artifact_location(storage))
 
 
@@ -172,17 +188,20 @@ def translate_outage(storage: Storage, way_out: str = TRAINING_RESUMES) -> Itera
 
     Raises:
         TrackingUnavailable: The server or database does not answer.
+        WrongInput: The server denies access.
     """
     try:
         yield
     except MlflowException as error:
-        if not _is_unavailable(error):
-            raise
+        server = f"the tracking server '{storage.tracking_shown}'"
         message = " ".join(without_credentials(str(error)).split())
         # `from None`: a traceback would show the text of the original error, with its credentials.
+        if error.error_code in ACCESS_DENIED:
+            raise WrongInput(f"{server} denies access ({message})", way_out=LOG_IN) from None
+        if not _is_unavailable(error):
+            raise
         raise TrackingUnavailable(
-            f"the tracking server '{storage.tracking_shown}' does not answer ({message})",
-            way_out=f"fix it and run again, {way_out}",
+            f"{server} does not answer ({message})", way_out=f"fix it and run again, {way_out}"
         ) from None
 
 
@@ -232,22 +251,30 @@ def is_available(storage: Storage) -> bool:
     return True
 
 
-def check_tracking(storage: Storage) -> None:
+def check_tracking(storage: Storage, *, data: bool = False) -> None:
     """Check that the tracking server or database answers, and that artifacts can be written where it keeps them.
 
+    Args:
+        storage: Storage with the tracking URI.
+        data: Whether the experiment of the data validations is needed, too.
+
     Raises:
-        WrongInput: It does not answer; otherwise as `prepare_writing`.
+        WrongInput: It does not answer, denies access, or answers with an error; otherwise as `prepare_writing`.
     """
     try:
         _ping(storage)
-        prepare_writing(storage)
+        (prepare_data_tracking if data else prepare_writing)(storage)
     except MlflowException as error:
-        message = without_credentials(str(error))
+        what, way_out = "answers with an error", "give the address of an MLflow server"
+        if error.error_code in ACCESS_DENIED:
+            what, way_out = "denies access", LOG_IN
+        elif _is_unavailable(error):
+            what, way_out = "does not answer", "start the MLflow server"
         # `from None`: a traceback would show the text of the original error, with its credentials.
         raise WrongInput(
-            f"storage.tracking is '{storage.tracking_shown}', which does not answer ({message})",
+            f"storage.tracking is '{storage.tracking_shown}', which {what} ({without_credentials(str(error))})",
             setting="storage.tracking",
-            way_out="start the MLflow server, or leave the setting empty for a database file",
+            way_out=f"{way_out}, or leave the setting empty for a database file",
         ) from None
 
 

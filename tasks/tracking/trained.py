@@ -15,10 +15,14 @@ from tasks.refs import TRIAL_TAG, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking import runs
 from tasks.tracking.classifier_files import OLD_MODEL_TAG
+from tasks.tracking.experiments import TRAINING, renamed_experiments
 from tasks.tracking.files import read_json, repository
 from tasks.tracking.models import whole_model
 from tasks.tracking.server import EXPERIMENT, all_results, client_of, prepare_tracking
 from tasks.tracking.trained_tables import TABLE_PARAM
+
+CACHE_PARAM = "cache.digest"
+"""Parameter that every training run of this project has, and a run of another program has not."""
 
 REPEAT_TAG = "lakevision.repeat_of"
 """Tag of a repeated training run with the id of the original run."""
@@ -64,7 +68,7 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
         raise refused(f"whose status is {run.info.status}")
     if OLD_MODEL_TAG in run.data.tags:
         raise refused("whose model is of release 0.1.0 and cannot be compared")
-    if "test_accuracy" not in run.data.metrics:
+    if "test_accuracy" not in run.data.metrics or CACHE_PARAM not in run.data.params:
         raise refused("which is not a training run")
     config = read_json(storage, run_id, runs.CONFIG_FILE)
     if TABLE_PARAM in run.data.params and "table" in config.get("data", {}):
@@ -89,11 +93,22 @@ def newest_training(storage: Storage) -> RunRef:
     for run in _finished_runs(storage):
         if REPEAT_TAG not in run.data.tags:
             return RunRef(run_id=run.info.run_id)
-    raise WrongInput(
-        f"run_id is empty, and the experiment '{EXPERIMENT}' of '{storage.tracking_shown}' has no finished training "
-        "run",
-        setting="run_id",
-        way_out="run the flow train first",
+    raise no_finished_run(storage, "run_id is empty, and ", setting="run_id")
+
+
+def no_finished_run(storage: Storage, why: str = "", setting: str = "") -> WrongInput:
+    """Return the error that no training run has finished, or that those that have are not found any more.
+
+    Args:
+        storage: Storage with the tracking URI.
+        why: First words of the message.
+        setting: The setting that the error is about.
+    """
+    renamed = renamed_experiments(client_of(storage), TRAINING)
+    return WrongInput(
+        f"{why}the experiment '{EXPERIMENT}' of '{storage.tracking_shown}' has no finished training run",
+        setting=setting,
+        way_out=renamed or "run the flow train first",
     )
 
 
@@ -141,18 +156,18 @@ def promotable_runs(storage: Storage, table: TableRef | None = None) -> list[Run
             way_out="give run_ids, or the storage.tables of the runs",
         )
     candidates = own or candidates
-    digest = candidates[0].data.params["cache.digest"]
-    return [RunRef(run_id=run.info.run_id) for run in candidates if run.data.params["cache.digest"] == digest]
+    digest = candidates[0].data.params[CACHE_PARAM]
+    return [RunRef(run_id=run.info.run_id) for run in candidates if run.data.params[CACHE_PARAM] == digest]
 
 
 def _finished_runs(storage: Storage) -> Iterator[Run]:
-    """Return the finished training runs, the newest first, without those of release 0.1.0."""
+    """Return the finished training runs, the newest first, without those of release 0.1.0 and of other programs."""
     client, experiments = client_of(storage), [prepare_tracking(storage)]
     wanted, order = "attributes.status = 'FINISHED' AND metrics.test_accuracy >= 0", ["attributes.start_time DESC"]
     found: Iterator[Run] = all_results(
         lambda token: client.search_runs(experiments, wanted, order_by=order, page_token=token)
     )
-    return (run for run in found if OLD_MODEL_TAG not in run.data.tags)
+    return (run for run in found if OLD_MODEL_TAG not in run.data.tags and CACHE_PARAM in run.data.params)
 
 
 def _was_trained_on(run: Run, path: str, table_id: str) -> bool:

@@ -1,7 +1,9 @@
 """The promotion gate without evidence: the champion stays, and the reason says what replaces it all the same."""
 
 import hashlib
+import sqlite3
 import unicodedata
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.errors import WrongInput
 from tasks.model_package.classifier import ImageClassifier
+from tasks.predict.champion import named_model
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.registry.aliases import CHAMPION
 from tasks.registry.decision import Approval
@@ -23,6 +26,7 @@ from tasks.schema import PREDICTIONS_ARROW
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking.classifier_files import fetch_registered
 from tasks.tracking.models import model_with_alias
+from tasks.tracking.server import database_file
 from tests.builders.delta_rows import delta_rows
 from tests.builders.untrained_model import log_run
 
@@ -76,9 +80,21 @@ def test_run_without_a_class_of_the_champion_does_not_replace_it(storage, tmp_pa
 
 @pytest.mark.parametrize("way", ["user", "run id"])
 def test_champion_whose_version_was_deleted_is_missed(storage, tmp_path, way):
-    """MLflow deletes its alias, too; the next run is not taken for the first one, until a user says so."""
+    """MLflow deletes its alias, too; the next run is not taken for the first one, until a user says so.
+
+    An alias that another program left without its version is named as the reason why nothing can be predicted.
+    """
     made = promote_best([log_run(storage, tmp_path, 1, 0.8)], NAMED, storage).champion
     mlflow.MlflowClient(tracking_uri=storage.tracking).delete_model_version(NAME, str(made.version))
+    with pytest.raises(WrongInput, match="'photos' has no version with the alias 'champion': run the flow promote"):
+        named_model(PredictConfig(), NAMED, storage)
+    if way == "user":
+        with closing(sqlite3.connect(database_file(storage))) as database, database:
+            row = ("photos", "champion", made.version)
+            database.execute("INSERT INTO registered_model_aliases (name, alias, version) VALUES (?, ?, ?)", row)
+        with pytest.raises(WrongInput, match="alias 'champion' .* names a version that was deleted") as refused:
+            named_model(PredictConfig(), NAMED, storage)
+        assert str(refused.value).endswith("or give another promote.model_name or predict.alias")
     run = log_run(storage, tmp_path, 2, 0.1)
     with pytest.raises(WrongInput, match="'photos' has no champion, and no run became it") as refused:
         promote_best([run], NAMED, storage)

@@ -1,9 +1,11 @@
 """User errors on the command line: one sentence, no traceback, and nothing is started."""
 
 import json
+import os
 import socket
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -158,6 +160,41 @@ def test_unreachable_prefect_server_is_a_one_sentence_error(tmp_path):
     assert "unset PREFECT_API_URL to run without it" in completed.stderr
     assert "Traceback" not in completed.stdout + completed.stderr
     assert not (tmp_path / "home" / "tables").exists()
+
+
+def test_unreachable_server_of_a_profile_is_named_by_it(tmp_path):
+    """No variable is set that could be unset: the profile is named, and the command that changes it."""
+    url = f"http://127.0.0.1:{free_port()}/api"
+    (tmp_path / "profiles.toml").write_text(f'active = "prod"\n[profiles.prod]\nPREFECT_API_URL = "{url}"\n')
+    given = {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml"), "LAKEVISION_HOME": str(tmp_path)}
+    completed = run_module("flows.etl", **given)
+    assert completed.returncode == 2
+    assert f"the Prefect server '{url}' (of the Prefect profile 'prod') does not answer" in completed.stderr
+    unset = "prefect --profile prod config unset PREFECT_API_URL"
+    assert f"or run '{unset}' to run without it" in completed.stderr
+    binaries = Path(sys.executable).parent
+    subprocess.run([binaries / "prefect", *unset.split()[1:], "-y"], env=os.environ | given, check=True)
+    assert url not in (tmp_path / "profiles.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("PREFECT_LOGGING_LEVEL", "verbose", "{} is 'verbose', with which prefect cannot be imported (Input should be"),
+        ("PREFECT_API_REQUEST_TIMEOUT", "soon", "{} is 'soon', with which prefect cannot be imported (Input should be"),
+        ("PREFECT_PROFILES_PATH", "cut.toml", "a setting of prefect is invalid, with which prefect cannot be imported"),
+        ("MLFLOW_LOGGING_LEVEL", "verbose", "{} is 'verbose', with which mlflow cannot be imported (Unknown level"),
+        ("MLFLOW_CONFIGURE_LOGGING", "maybe", "{} is 'maybe', with which mlflow cannot be imported"),
+    ],
+)
+def test_invalid_setting_of_a_library_is_a_one_sentence_error(tmp_path, name, value, sentence):
+    """Prefect and MLflow read their settings when they are imported, before any check of this project."""
+    (tmp_path / "cut.toml").write_text('active = "prod')
+    completed = run_module("flows.etl", **{name: str(tmp_path / value) if value.endswith("toml") else value})
+    assert completed.returncode == 2
+    (line,) = [line for line in completed.stderr.splitlines() if "UserWarning" not in line and "warn(" not in line]
+    assert line.startswith(f"flows: {sentence.format(name)}")
+    assert "correct or unset it, in the environment or in " in line
 
 
 def test_second_stack_on_one_home_is_a_one_sentence_error(tmp_path):

@@ -1,5 +1,7 @@
 """The DAG with training in one process or with ranks, under Prefect's test harness."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -37,7 +39,7 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
     """By default the DAG trains once; a pool for ranks that the server does not have is not asked for.
 
     The caller has an open MLflow run, which is in no way part of the DAG. A run whose source has lost a class ends
-    Failed, and changes nothing.
+    Failed, and changes nothing. A class with the name that inference gives uncertain images is refused after ETL.
     """
     config = settings(storage, source, distributed={"where": "work_pool", "work_pool": "nowhere"})
     with open_run(tmp_path / "theirs", empty_tracking, monkeypatch) as run:
@@ -67,6 +69,14 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
     assert "'red' 20 of 20, more than etl.max_deleted_fraction 0.2 allows" in state.message
     assert [snapshots.latest(None, storage.table(name)).version for name in names] == versions
     assert model_with_alias(storage, summary.model, "champion") == champion
+    Path(storage.home + "-elsewhere").rename(source / "unsure")
+    caches = sorted(Path(storage.cache).iterdir())
+    with pytest.raises(
+        WrongInput, match="predict.min_probability is 0.6, but 'unsure' is a class of the model: give 0"
+    ):
+        pipeline(settings(storage, source, predict={"min_probability": 0.6}))
+    assert snapshots.latest(None, storage.table("images")).version > versions[0]
+    assert sorted(Path(storage.cache).iterdir()) == caches
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -27,21 +27,25 @@ from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.description import FILE_LIMITS
 from tasks.orchestration.stage import StageLog
 from tasks.predict.champion import check_model
-from tasks.refs import ModelRef, RunRef, TableRef
+from tasks.refs import EtlReport, ModelRef, PredictReport, RunRef, TableRef
 from tasks.registry import promote as promote_module
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS, predict_once
 from tasks.registry.decision import Approval
 from tasks.registry.promote import check_promotion, promote_best
 from tasks.registry.rollback import roll_back
 from tasks.registry.task import promote_run
+from tasks.report import MODEL_CARD_FILE
 from tasks.schema import PREDICTIONS, PREDICTIONS_ARROW
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
+from tasks.summary.summary import make_summary
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import models
 from tasks.tracking.pins import read_pins
+from tasks.tracking.runs import read_artifact
 from tasks.tracking.searches import trial_tags
-from tasks.tracking.trained import mark_chosen, promotable_runs
+from tasks.tracking.server import client_of, prepare_tracking
+from tasks.tracking.trained import logged_training, mark_chosen, newest_training, promotable_runs
 from tasks.tracking.trained_tables import served_tables, trained_versions
 from tests.builders.delta_rows import delta_rows
 from tests.builders.disks import mounted_disk
@@ -585,14 +589,46 @@ def test_name_with_the_champion_of_another_table_is_rejected_before_training(sou
     check_promotion(PromoteConfig(), storage, other, cache)
 
 
-def test_champion_whose_run_was_purged_is_compared_by_its_tags(storage, tmp_path):
-    """Promotion works after `mlflow gc` removed the champion's run."""
+def test_champion_whose_run_was_purged_is_compared_by_its_tags(storage, tmp_path, cache):
+    """After `mlflow gc` removed the champion's run, promotion works, and the DAG ends with its summary."""
     run = log_run(storage, tmp_path, seed=1, accuracy=0.8)
     before = promote_best([run], NAMED, storage).champion
     mlflow.MlflowClient(tracking_uri=storage.tracking).delete_run(run.run_id)
     mlflow.tracking._tracking_service.utils._get_store(storage.tracking)._hard_delete_run(run.run_id)
     kept = promote_best([log_run(storage, tmp_path, seed=2, accuracy=0.7)], NAMED, storage)
     assert (kept.outcome, kept.champion, kept.champion_accuracy) == ("kept", before, 0.8)
+    etl = EtlReport(
+        images=PHOTOS, files=PHOTOS, stored=60, duplicates=0, quarantined=0, read=0, changed=False, classes={}
+    )
+    predictions = PredictReport(predictions=PHOTOS, model=before, predicted=0, errors=0, seconds=0.0)
+    summary = make_summary(storage, etl, cache, None, None, before, predictions, {}, {})
+    assert (summary.version, summary.test_accuracy) == (before.version, 0.8)
+    assert read_artifact(storage, run, MODEL_CARD_FILE) is None
+
+
+def test_runs_of_another_program_are_no_candidates(storage, tmp_path):
+    """A user's own run in the experiment, with a `test_accuracy`, is neither promoted nor repeated."""
+    with pytest.raises(WrongInput, match="has no finished training run: run the flow train first"):
+        promote_best([], PromoteConfig(), storage)
+    client, experiment = client_of(storage), prepare_tracking(storage)
+
+    def log_foreign() -> str:
+        run_id = client.create_run(experiment).info.run_id
+        client.log_metric(run_id, "test_accuracy", 0.99)
+        client.set_terminated(run_id)
+        return str(run_id)
+
+    foreign = log_foreign()
+    assert promotable_runs(storage) == []
+    with pytest.raises(WrongInput, match="has no finished training run"):
+        newest_training(storage)
+    with pytest.raises(WrongInput, match="which is not a training run"):
+        logged_training(storage, foreign)
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.8)
+    log_foreign()
+    assert promotable_runs(storage) == [run]
+    assert newest_training(storage) == run
+    assert promote_best([], PromoteConfig(), storage).challenger == run
 
 
 def test_decision_is_shown_in_the_flow_run(prefect_harness, storage, tmp_path):

@@ -636,18 +636,38 @@ with get_client(sync_client=True) as client:
     assert b"Traceback" not in log.read_bytes()[before:]
 
 
-def test_redeployment_keeps_edits_of_a_user_and_ends_only_runs_of_an_earlier_stack(stack):
-    """Every start of a stack deploys again, and keeps a user's schedule, parameters and pool limit.
+KILLED_REGISTRATION = """
+import os
+from deployments.stack import register
+register.restore_edits = lambda *_given: os._exit(9)
+register.main([])
+"""
+"""A registration that is killed after it has deployed, before it restores the user's edits."""
 
+
+def test_redeployment_keeps_edits_of_a_user_and_ends_only_runs_of_an_earlier_stack(stack):
+    """Every start of a stack deploys again, and keeps a user's edits of a deployment, its schedules and pools.
+
+    So does the start after a killed registration, and after a record was cut.
     Old runs would hold the pool's only slot, or start with old parameters; a cancelling one ends as cancelled.
     """
     end_gpu_worker(stack)  # It would end the cancelling run.
+    edits = {
+        "parameters": {"config": {"etl": {"source": "/data/mine"}}},
+        "tags": ["lakevision", "mine"],
+        "job_variables": {"env": {"MINE": "1"}},
+        "concurrency_limit": 2,
+        "description": "My images.",
+    }
+    own = {"config": {"max_epochs": 9}}
     with client_of(stack) as client:
         pipeline = client.read_deployment_by_name("pipeline/pipeline")
-        later = CronSchedule(cron="0 5 * * *", timezone="UTC")
-        client.update_deployment_schedule(pipeline.id, pipeline.schedules[0].id, active=True, schedule=later)
-        edited = DeploymentUpdate(parameters={"config": {"etl": {"source": "/data/mine"}}})
-        client.update_deployment(pipeline.id, edited)
+        later, added = CronSchedule(cron="0 5 * * *", timezone="UTC"), CronSchedule(cron="7 7 * * *", timezone="UTC")
+        client.update_deployment_schedule(
+            pipeline.id, pipeline.schedules[0].id, active=True, schedule=later, parameters=own
+        )
+        client.create_deployment_schedules(pipeline.id, [(added, True)])  # as the UI does, without a slug
+        client.update_deployment(pipeline.id, DeploymentUpdate.model_validate(edits))
         client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=3))
 
     def make() -> list[UUID]:
@@ -662,6 +682,11 @@ def test_redeployment_keeps_edits_of_a_user_and_ends_only_runs_of_an_earlier_sta
         return made
 
     before, began, after = make(), datetime.now(UTC).isoformat(), make()
+    killed = submit(stack, KILLED_REGISTRATION)
+    assert killed.returncode == 9, killed.stderr
+    with client_of(stack) as client:
+        assert client.read_deployment_by_name("pipeline/pipeline").description != "My images."
+    record = stack.home / "prefect" / "deployed.json"
     for since in ([began], []):  # twice: an edit survives any number of starts
         stack.start("register", [sys.executable, "-m", "deployments.stack.register", *since])
         stack.finish("register")
@@ -670,12 +695,19 @@ def test_redeployment_keeps_edits_of_a_user_and_ends_only_runs_of_an_earlier_sta
             pipeline, other = (client.read_deployment_by_name(name) for name in names)
             limit = client.read_work_pool("gpu").concurrency_limit
             states = [client.read_flow_run(run).state.type.value for run in before + after]
-        schedules = [deployment.schedules[0] for deployment in (pipeline, other)]
-        assert [schedule.active for schedule in schedules] == [True, False]
-        assert [schedule.schedule.cron for schedule in schedules] == ["0 5 * * *", "0 * * * *"]
-        assert pipeline.parameters == {"config": {"etl": {"source": "/data/mine"}}}
+        schedules = {entry.schedule.cron: (entry.active, entry.parameters) for entry in pipeline.schedules}
+        assert schedules == {"0 5 * * *": (True, own), "7 7 * * *": (True, {})}
+        assert [(entry.schedule.cron, entry.active) for entry in other.schedules] == [("0 * * * *", False)]
+        found = {name: getattr(pipeline, name) for name in edits.keys() - {"concurrency_limit"}}
+        assert found | {"concurrency_limit": pipeline.global_concurrency_limit.limit} == edits
         assert limit == 3
         assert states == ["CRASHED", "CANCELLED", "RUNNING", "CANCELLING"]
+        assert not (stack.home / "prefect" / "edited.json").exists()
+    record.write_bytes(record.read_bytes()[:100])
+    stack.start("register", [sys.executable, "-m", "deployments.stack.register"])
+    stack.finish("register")
+    with client_of(stack) as client:
+        assert client.read_deployment_by_name("pipeline/pipeline").parameters == edits["parameters"]
 
 
 def test_ended_stack_leaves_no_process(stack):  # the last test that uses the stack

@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import mlflow
+import mlflow.cli
 import pytest
 import torch
+from click.testing import CliRunner
 from mlflow.environment_variables import MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL
 from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
@@ -41,6 +43,7 @@ from tasks.tracking.runs import (
 from tasks.tracking.searches import parent_run, trial_tags
 from tasks.tracking.sender import MetricSender
 from tasks.tracking.tracked_run import TrackedRun, TrainingData, monitors, tracked_run
+from tasks.tracking.trained import newest_training
 from tests.builders.processes import ROOT
 
 
@@ -138,6 +141,61 @@ def test_tracking_server_outage_is_reported_within_seconds(tmp_path, monkeypatch
     assert {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_HTTP")} == {
         name: value for name, value in before.items() if name.startswith("MLFLOW_HTTP")
     }
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (b"401 Unauthorized", "denies access"),
+        (b"403 Forbidden", "denies access"),
+        (b"404 Not Found", "answers with an error"),
+        (b"200 OK", "answers with an error"),  # the page of another service
+    ],
+)
+def test_tracking_server_that_refuses_is_not_called_silent(tmp_path, answer, what):
+    """A login that is missing or refused is said, with the variables to set, before a run and in a later stage."""
+    answers = b"HTTP/1.1 " + answer + b"\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
+    with broken_server(answers=answers) as (url, _num_requests):
+        storage = resolve_storage(StorageConfig(home=str(tmp_path), tracking=url))
+        with pytest.raises(WrongInput, match=f"'{url}', which {what} ") as refused:
+            server.check_tracking(storage)
+        assert refused.value.setting == "storage.tracking"
+        assert ("MLFLOW_TRACKING_TOKEN" in str(refused.value)) == (what == "denies access")
+        if what == "denies access":
+            with pytest.raises(WrongInput, match=f"'{url}' denies access .*: set MLFLOW_TRACKING_TOKEN"):
+                find_finished_run(storage, "key")
+
+
+def test_deleted_experiment_is_refused_before_work_and_can_be_restored(storage):
+    """Preflight names the experiment and the command that restores it; MLflow's UI still starts."""
+    training, data = server.prepare_tracking(storage), server.prepare_data_tracking(storage)
+    client = server.client_of(storage)
+    for name, experiment in (("lakevision", training), ("lakevision-data", data)):
+        client.delete_experiment(experiment)
+        with pytest.raises(WrongInput, match=f"the experiment '{name}' .* was deleted in MLflow") as refused:
+            server.check_tracking(storage, data=True)
+        assert f"'mlflow experiments restore --experiment-id {experiment}'" in refused.value.way_out
+        assert f"MLFLOW_TRACKING_URI set to '{storage.tracking}'" in refused.value.way_out
+        if name == "lakevision":
+            with pytest.raises(WrongInput, match="was deleted in MLflow"):
+                find_finished_run(storage, "key")
+        else:
+            server.check_tracking(storage)  # A training run does not need it.
+        server.prepare_database(storage)
+        command = ["experiments", "restore", "--experiment-id", experiment]
+        done = CliRunner().invoke(mlflow.cli.cli, command, env={"MLFLOW_TRACKING_URI": storage.tracking})
+        assert done.exit_code == 0, done.output
+        server.check_tracking(storage, data=True)
+
+
+def test_renamed_experiment_is_named_where_its_runs_are_missed(storage, caplog):
+    """The new experiment is created with a warning, and a promotion says where the runs are."""
+    training = server.prepare_tracking(storage)
+    server.client_of(storage).rename_experiment(training, "flowers")
+    assert server.prepare_tracking(storage) != training
+    assert "the experiment 'lakevision' is created: the runs of 'flowers'" in caplog.text
+    with pytest.raises(WrongInput, match="no finished training run: the runs of 'flowers', which had this name"):
+        newest_training(storage)
 
 
 def test_retries_before_a_run_follow_the_variables_of_mlflow(tmp_path, monkeypatch):

@@ -54,6 +54,14 @@ def test_every_setting_has_a_description(model: type[BaseModel]) -> None:
     assert model.__doc__
 
 
+@pytest.mark.parametrize("model", [model for model in MODELS if "timeout_seconds" in model.model_fields])
+def test_time_limit_of_a_stage_is_described_as_final(model: type[BaseModel]) -> None:
+    """The form says what `is_retried` does: an attempt that took too long would again."""
+    described = str(model.model_fields["timeout_seconds"].description)
+    assert "retried twice" not in described
+    assert "not retried" in described or model in (TrainConfig, TuneConfig)  # which stop training in a valid state
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_every_model_has_a_schema(model: type[BaseModel]) -> None:
     """Every model has a JSON schema, from which Prefect renders its form, without additional properties."""

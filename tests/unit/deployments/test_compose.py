@@ -52,6 +52,11 @@ def test_databases_are_reachable_from_the_two_servers_only() -> None:
     assert published == ["127.0.0.1:4200:4200", "127.0.0.1:5000:5000"]
 
 
+def test_record_of_the_deployments_outlives_its_container() -> None:
+    """The service that registers them tells a user's edits by it; without a volume, each start would lose them."""
+    assert SERVICES["deploy"]["volumes"] == ["lakevision:/var/lib/lakevision"]
+
+
 def test_mlflow_cannot_write_to_the_data() -> None:
     """An experiment's artifact location is chosen by its creator, and the server reads files there."""
     assert SERVICES["mlflow"]["volumes"] == ["lakevision:/var/lib/lakevision:ro"]

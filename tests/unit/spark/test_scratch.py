@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tasks.spark.scratch import Scratch
+from tasks.spark.scratch import Scratch, remove_abandoned
 from tests.builders.processes import ROOT
 
 KILLED = """
@@ -31,3 +31,14 @@ def test_folders_of_killed_sessions_are_removed_by_the_next(tmp_path: Path) -> N
     running.remove()
     new.remove()
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
+
+
+def test_folder_of_another_machine_is_kept_where_its_lock_is_not_seen(tmp_path: Path) -> None:
+    """A shared home may be on a file system whose locks hold on one machine only: the other session may be alive."""
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, check=False)
+    elsewhere = tmp_path / "another-machine-0f0f"
+    elsewhere.mkdir()
+    remove_abandoned(tmp_path, locks_hold=False)
+    assert folders(tmp_path) == [elsewhere]
+    remove_abandoned(tmp_path, locks_hold=True)
+    assert folders(tmp_path) == []
