@@ -55,7 +55,7 @@ class TrainConfig(FrozenConfig):
         "DEFAULT",
         min_length=1,
         description="Initial weights: none, DEFAULT (torchvision's pretrained weights, downloaded), or the path of a "
-        "state dict",
+        "state dict or of a checkpoint with one; its head is replaced",
     )
     freeze_backbone: bool = Field(
         True, description="Freeze the backbone and train only the new head; requires pretrained weights"

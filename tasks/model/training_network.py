@@ -1,6 +1,8 @@
 """The network: a torchvision classifier with a new head and an optionally frozen backbone."""
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,8 +12,13 @@ from torch import nn
 from tasks.errors import WrongInput
 from tasks.model.depthwise import speed_up_depthwise
 from tasks.model.pretrained import check_model_name, default_weights, weights_digest
-from tasks.model_package.network import ImageNetwork, replace_head, torchvision_network
+from tasks.model_package.network import AUXILIARY, ImageNetwork, last_layer, replace_head, torchvision_network
 from tasks.paths import expand_user
+
+logger = logging.getLogger("lakevision.train")
+
+COMPILED = "_orig_mod."
+"""Part of the names of tensors under a module that torch.compile has wrapped."""
 
 
 class Classifier(ImageNetwork):
@@ -82,8 +89,10 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None
 def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     """Return the state dict that `weights` names, or None for 'none'.
 
+    In the checkpoint of another program it is an entry, such as `state_dict` or `model`.
+
     Raises:
-        WrongInput: The file is missing or is not a state dict, or the download failed.
+        WrongInput: The file is missing or has not exactly one state dict, or the download failed.
     """
     if weights == "none":
         return None
@@ -105,13 +114,25 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
             setting="train.weights",
             way_out="save one with torch.save(model.state_dict(), path)",
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if _is_state_dict(state):
+        return dict(state)
+    entries = {key: value for key, value in state.items() if _is_state_dict(value)} if isinstance(state, dict) else {}
+    if len(entries) != 1:
+        several = f"a file with {len(entries)} state dicts ({', '.join(map(str, entries))})"
         raise WrongInput(
-            f"train.weights is '{weights}', which is not a state dict of tensors",
+            f"train.weights is '{weights}', which is {several if entries else 'not a state dict of tensors'}",
             setting="train.weights",
-            way_out="save model.state_dict()",
+            way_out="save one of them with torch.save" if entries else "save model.state_dict()",
         )
-    return state
+    [(entry, found)] = entries.items()
+    logger.info("train.weights '%s': its entry '%s' is used", weights, entry)
+    return dict(found)
+
+
+def _is_state_dict(value: object) -> bool:
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in value.items())
 
 
 def _load_default(name: str) -> dict[str, Any]:
@@ -153,11 +174,21 @@ def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone:
     return Classifier(network, head, freeze_backbone)
 
 
-def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: str) -> None:
-    expected = network.state_dict()
-    missing = sorted(expected.keys() - state.keys())
-    unknown = sorted(state.keys() - expected.keys())
-    reshaped = sorted(key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape)
+def _load_state(network: nn.Module, state: dict[str, torch.Tensor], name: str, weights: str) -> None:
+    """Load all weights that stay: the head of the file, which may be any or none, is replaced afterwards."""
+    current = network.state_dict()
+    head = last_layer(network)
+    replaced = tuple(f"{layer}." for layer in (head, *AUXILIARY))
+    # Files of torch 0.4.0 lack num_batches_tracked, which has no effect here.
+    backbone = [key for key in current if not key.startswith(replaced) and not key.endswith("num_batches_tracked")]
+    found = {_usual_name(key): value for key, value in state.items()}
+    prefix = _prefix(backbone, found, weights)
+    inside = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
+    # Another head may have other layers, such as fc.1 in place of fc.
+    of_head = {key for key in inside if key.startswith(f"{head.partition('.')[0]}.") and key not in backbone}
+    missing = [key for key in backbone if key not in inside]
+    unknown = sorted(inside.keys() - current.keys() - of_head)
+    reshaped = [key for key in backbone if key in inside and inside[key].shape != current[key].shape]
     problems = [
         f"{len(keys)} {what} (first: {keys[0]})"
         for what, keys in (("missing", missing), ("unknown", unknown), ("of another shape", reshaped))
@@ -171,7 +202,54 @@ def _load_state(network: nn.Module, state: dict[str, Any], name: str, weights: s
             setting="train.weights",
             way_out=way_out,
         )
-    network.load_state_dict(state)
+    if invalid := [key for key in backbone if not _is_valid(key, inside[key])]:
+        raise WrongInput(
+            f"train.weights is '{weights}', with NaN, infinite values or negative variances in {len(invalid)} of its "
+            f"tensors (first: {invalid[0]})",
+            setting="train.weights",
+            way_out="give the weights of a training run that did not diverge",
+        )
+    fitting = [key for key in inside if key in current and inside[key].shape == current[key].shape]
+    current.update({key: inside[key] for key in fitting})  # It keeps the versions that MNASNet needs.
+    network.load_state_dict(current)
+    stripped = [text for text in (COMPILED, prefix) if text and any(text in key for key in state)]
+    others = [key for key in found if not key.startswith(prefix)]
+    has_usual_head = of_head == {key for key in fitting if key.startswith(f"{head}.")}
+    for is_so, note in (
+        (stripped, f"the names of its tensors are read without {' and '.join(stripped)}"),
+        (not of_head, "it has no head, and a new one is trained"),
+        (of_head and not has_usual_head, "its head is of another shape, and a new one is trained"),
+        (others, f"tensors that are not of {name} are left out (first: {''.join(others[:1])})"),
+    ):
+        if is_so:
+            logger.info("train.weights '%s': %s", weights, note)
+
+
+def _usual_name(key: str) -> str:
+    """Return torchvision's name of a tensor of a compiled network, or of a DenseNet in a file of torchvision."""
+    return re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key.replace(COMPILED, ""))
+
+
+def _prefix(backbone: Sequence[str], found: Collection[str], weights: str) -> str:
+    """Return the text before the names of the network in a file, such as `module.`; empty if the names do not fit.
+
+    Raises:
+        WrongInput: The file has the network several times.
+    """
+    first = backbone[0]
+    candidates = [key.removesuffix(first) for key in found if f".{key}".endswith(f".{first}")]
+    fitting = [prefix for prefix in candidates if all(prefix + key in found for key in backbone)]
+    if len(fitting) > 1:
+        raise WrongInput(
+            f"train.weights is '{weights}', with {len(fitting)} networks (first: '{fitting[0]}', '{fitting[1]}')",
+            setting="train.weights",
+            way_out="save the state dict of one of them",
+        )
+    return max(candidates, key=lambda prefix: sum(prefix + key in found for key in backbone), default="")
+
+
+def _is_valid(key: str, values: torch.Tensor) -> bool:
+    return bool(torch.isfinite(values).all()) and not (key.endswith("running_var") and bool((values < 0).any()))
 
 
 def at_least_two(inputs: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,9 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's channels (RGB, 0-1), with which torchvision's weights were trained."""
 
+AUXILIARY = ("aux1", "aux2", "AuxLogits")
+"""Auxiliary classifiers of googlenet and inception_v3, which are removed: the loss here gives them no gradient."""
+
 
 class ImageNetwork(nn.Module):
     """A torchvision network on uint8 images.
@@ -84,11 +87,11 @@ def replace_head(network: nn.Module, num_classes: int) -> nn.Module:
 
     Auxiliary classifiers are removed.
     """
-    for name in ("aux1", "aux2", "AuxLogits"):  # of googlenet and inception_v3: the loss here gives them no gradient
+    for name in AUXILIARY:
         if hasattr(network, name):
             setattr(network, name, None)
             network.aux_logits = False  # type: ignore[assignment]  # an attribute that only some networks have
-    last = _last_layer(network)
+    last = last_layer(network)
     old = network.get_submodule(last)
     assert isinstance(old, nn.Conv2d | nn.Linear), "it is one of the two"
     head: nn.Module = (
@@ -120,7 +123,7 @@ def build_network(name: str, num_classes: int) -> ImageNetwork:
     return ImageNetwork(network, replace_head(network, num_classes))
 
 
-def _last_layer(network: nn.Module) -> str:
+def last_layer(network: nn.Module) -> str:
     """Return the name of the layer of the logits: the last Linear or Conv2d layer with one output per class."""
     names: list[str] = [
         name

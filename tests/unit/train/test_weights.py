@@ -1,5 +1,6 @@
 """Weights of a network, loaded from a file, drawn from the seed, or rejected."""
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 import torch
 import torchvision
 
+from tasks.checks.trainable import check_training
+from tasks.config.cache import CacheConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.pretrained import weights_digest
 from tasks.model.training_network import build_classifier, load_weights
@@ -38,14 +42,123 @@ def test_weights_of_another_architecture_are_rejected(weights: Path) -> None:
         build_classifier("squeezenet1_1", str(weights), num_classes=3, freeze_backbone=True)
 
 
-def test_weights_with_another_head_are_rejected(weights: Path, tmp_path: Path) -> None:
-    """The state dict of a fine-tuned network, whose head has another shape, is rejected."""
-    state = torch.load(weights, weights_only=True)
-    state["fc.weight"] = state["fc.weight"][:10]
-    torch.save(state, tmp_path / "tuned.pt")
+State = dict[str, torch.Tensor]
 
-    with pytest.raises(WrongInput, match=r"1 of another shape \(first: fc\.weight\)"):
-        build_classifier(SMALL, str(tmp_path / "tuned.pt"), num_classes=3, freeze_backbone=True)
+
+def named(prefix: str, state: State) -> State:
+    """Return a state dict with a prefix before each name."""
+    return {prefix + key: value for key, value in state.items()}
+
+
+def with_head(state: State, head: State) -> State:
+    """Return a state dict with another head."""
+    return {key: value for key, value in state.items() if not key.startswith("fc.")} | head
+
+
+def with_first(state: State, name: str, value: float) -> State:
+    """Return a state dict with another value in front of a tensor."""
+    changed = state[name].clone()
+    changed[0] = value
+    return state | {name: changed}
+
+
+HEADS: dict[str, Callable[[State], State]] = {
+    "of another shape": lambda state: with_head(state, {"fc.weight": torch.ones(10, 1024), "fc.bias": torch.ones(10)}),
+    "no head": lambda state: with_head(state, {}),
+    "of another shape, with layers": lambda state: with_head(
+        state, {"fc.1.weight": torch.ones(7, 1024), "fc.1.bias": torch.ones(7)}
+    ),
+}
+WRAPPED: dict[str, Callable[[State], object]] = {
+    "without module.": lambda state: named("module.", state),
+    "without _orig_mod.": lambda state: named("_orig_mod.", state),
+    "without _orig_mod. and module.": lambda state: named("module._orig_mod.", state),
+    "without _orig_mod": lambda state: {
+        key.replace("stage2.", "stage2._orig_mod."): value for key, value in state.items()
+    },
+    "not of shufflenet_v2_x0_5 are left out (first: n_averaged)": lambda state: {
+        "n_averaged": torch.tensor(3),
+        **named("module.", state),
+    },
+    "without model.": lambda state: {  # as Lightning writes it
+        "epoch": 3,
+        "state_dict": named("model.", state) | {"loss.weight": torch.ones(3)},
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}],
+    },
+    "entry 'model'": lambda state: {"model": state, "loss": torch.tensor(0.5), "args": ["--lr", 0.1]},
+    "": lambda state: {key: value for key, value in state.items() if not key.endswith("num_batches_tracked")},
+}
+
+
+@pytest.mark.parametrize(("said", "change"), [*HEADS.items(), *WRAPPED.items()])
+def test_checkpoint_of_another_program_is_loaded(
+    weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, said: str, change: Callable[[State], object]
+) -> None:
+    """The backbone is loaded whatever head, prefix or wrapper the file has, and the log says what was left out."""
+    state = torch.load(weights, weights_only=True)
+    torch.save(change(state), tmp_path / "own.pt")
+    with caplog.at_level(logging.INFO, "lakevision.train"):
+        classifier = build_classifier(SMALL, str(tmp_path / "own.pt"), num_classes=3, freeze_backbone=True)
+
+    loaded = classifier.network.state_dict()
+    assert all(torch.equal(loaded[name], state[name]) for name in state if not name.startswith("fc."))
+    assert loaded["fc.weight"].shape == (3, 1024)
+    assert said.partition(", with")[0] in caplog.text
+    assert bool(caplog.text) == bool(said), "a file as torchvision's needs no note"
+
+
+REFUSED: dict[str, Callable[[State], object]] = {
+    "does not fit .* 1 missing .first: conv5.0.weight.": lambda state: with_head(
+        {key: value for key, value in state.items() if key != "conv5.0.weight"}, {}
+    ),
+    "does not fit .* 1 of another shape .first: conv5.0.weight.": lambda state: (
+        state | {"conv5.0.weight": torch.ones(2)}
+    ),
+    "does not fit .* 1 unknown .first: stage5.0.weight.": lambda state: named(
+        "module.", state | {"stage5.0.weight": torch.ones(2)}
+    ),
+    "2 networks .first: 'student.', 'teacher.'.": lambda state: named("student.", state) | named("teacher.", state),
+    r"2 state dicts \(model, model_ema\): save one": lambda state: {"model": state, "model_ema": state},
+    "NaN, .* in 1 of its tensors .first: conv1.0.weight.": lambda state: with_first(
+        state, "conv1.0.weight", float("nan")
+    ),
+    "infinite values .* .first: conv5.1.bias.": lambda state: with_first(state, "conv5.1.bias", float("-inf")),
+    "negative variances .* .first: conv1.1.running_var.: give the weights of a training run": lambda state: with_first(
+        state, "conv1.1.running_var", -1.0
+    ),
+}
+
+
+@pytest.mark.parametrize(("why", "change"), REFUSED.items())
+def test_checkpoint_with_an_unusable_backbone_is_rejected(
+    weights: Path, tmp_path: Path, why: str, change: Callable[[State], object]
+) -> None:
+    """Tensors that stay must be those of one network, and finite: divergence at the first step would be blamed."""
+    torch.save(change(torch.load(weights, weights_only=True)), tmp_path / "own.pt")
+    with pytest.raises(WrongInput, match=f"own.pt'.* {why}"):
+        build_classifier(SMALL, str(tmp_path / "own.pt"), num_classes=3, freeze_backbone=True)
+
+
+def test_weights_with_invalid_values_are_refused_before_training(weights: Path, tmp_path: Path) -> None:
+    """The check before a cache is built refuses them; a head with such values is replaced, and accepted."""
+    state = torch.load(weights, weights_only=True)
+    train = TrainConfig(model=SMALL, weights=str(tmp_path / "own.pt"), device="cpu")
+    torch.save(with_first(state, "fc.bias", float("nan")), tmp_path / "own.pt")
+    check_training(train, CacheConfig(image_size=32))
+    torch.save(with_first(state, "conv5.1.running_var", -1e-3), tmp_path / "own.pt")
+    with pytest.raises(WrongInput, match="negative variances"):
+        check_training(train, CacheConfig(image_size=32))
+
+
+@pytest.mark.parametrize("model", ["densenet121", "mnasnet0_5"])
+def test_names_of_torchvisions_files_and_versions_of_layers_are_known(model: str, tmp_path: Path) -> None:
+    """DenseNets in torchvision's files have older names, and MNASNet needs the version that a wrapper hides."""
+    network = torchvision.models.get_model(model, weights=None)
+    state = {re.sub(r"(denselayer\d+\.(?:norm|conv))(?=[12]\.)", r"\1.", k): v for k, v in network.state_dict().items()}
+    torch.save(named("module.", state), tmp_path / "own.pt")
+    loaded = build_classifier(model, str(tmp_path / "own.pt"), num_classes=3, freeze_backbone=True).network.state_dict()
+    kept = {key: value for key, value in network.state_dict().items() if not key.startswith("classifier.")}
+    assert all(torch.equal(loaded[key], value) for key, value in kept.items())
 
 
 def test_missing_weights_file_is_rejected(tmp_path: Path) -> None:
