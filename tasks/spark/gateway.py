@@ -125,8 +125,8 @@ def _root_message(error: Py4JJavaError) -> str:
 def shorten_exception(text: str) -> str:
     """Return the useful part of a JVM exception's text, which may include the stack trace of a task."""
     first = text.split("\n\tat ", maxsplit=1)[0]
-    # To the JVM, a worker that dies before it has sent its process id is a closed socket and nothing more, and one that
-    # dies right afterwards has no process of this id.
+    # To the JVM, a worker that dies before it has sent its process id is a closed socket and nothing more. If a worker
+    # dies right afterwards, the JVM finds no process of this id.
     if (
         "Python worker exited unexpectedly" in text
         or "Python daemon failed to launch worker." in text
