@@ -137,7 +137,7 @@ def _decode_otherwise(content: bytes, max_pixels: int, min_side: int, decoding: 
     Raises:
         BadImage: Its pixels cannot be decoded; it has the reason.
     """
-    for tried in (content, without_metadata(content)):
+    for tried in dict.fromkeys((content, without_metadata(content))):
         try:
             return _decode(tried, max_pixels, min_side, decoding)
         except BadImage:

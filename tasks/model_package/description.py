@@ -45,6 +45,10 @@ class Decoding(BaseModel):
     sample_bits: int | None = Field(None, ge=8, le=31)
     """Bits that samples of more than 8 bits use; None: as the file says."""
 
+    def __str__(self) -> str:
+        """Return version and setting as text."""
+        return f"version {self.version}" + ("" if self.sample_bits is None else f", samples of {self.sample_bits} bits")
+
 
 AS_BEFORE = Decoding(version=1)
 """Decoding of tables, caches and models that do not record any."""

@@ -14,6 +14,7 @@ FEW_LEVELS = 1 << 12
 """Samples of 16 bits that are all below it have at most 16 of 256 levels: their range is probably another one."""
 
 _DEEP = ("RGB;16", "RGBA;16", "RGBa;16", "RGBX;16", "LA;16", "CMYK;16")
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 _MAX_SAMPLE, _S_MAX_SAMPLE = 281, 341
 """Tags of TIFF (6.0) with the largest value that samples may have."""
 
@@ -48,29 +49,25 @@ def to_eight_bits(image: ImageFile.ImageFile, content: bytes, raw: str, sample_b
         BadImage: The range of the samples is unknown, or a sample is outside of it.
     """
     samples_HWC, mode = _samples(image, content, raw)
-    num_colours = samples_HWC.shape[2] - mode.endswith(("A", "a"))
-    colours_HWC, alpha_HW1 = np.split(samples_HWC, [num_colours], axis=2)
+    colours_HWC, alpha_HW1 = np.split(samples_HWC, [samples_HWC.shape[2] - mode.endswith(("A", "a"))], axis=2)
     bits = _bits(colours_HWC, image, content, sample_bits)
-    planes = [colours_HWC >> (bits - 8)]
-    if (
-        isinstance(image, TiffImagePlugin.TiffImageFile)
-        and image.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
-    ):
-        planes = [255 - planes[0]]  # white is zero
-    if alpha_HW1.size:
-        planes.append(alpha_HW1 >> ((16 if int(alpha_HW1.max()) >> bits else bits) - 8))
-    elif (transparent := image.info.get("transparency")) is not None:
-        is_clear = (colours_HWC == np.asarray(transparent)).all(axis=2, keepdims=True)
-        planes.append(np.where(is_clear, 0, 255))
+    bands_HW = []
+    if not alpha_HW1.size and (transparent := image.info.get("transparency")) is not None:
+        bands_HW = [np.where((colours_HWC == np.asarray(transparent)).all(axis=2), 0, 255)]
         mode += "A"
-    pixels_HWC = np.concatenate(planes, axis=2).astype(np.uint8)
-    return Image.merge(mode, [Image.fromarray(pixels_HWC[:, :, band]) for band in range(pixels_HWC.shape[2])])
+    if alpha_HW1.size:
+        alpha_HW1 >>= (16 if int(alpha_HW1.max()) >> bits else bits) - 8
+    colours_HWC >>= bits - 8  # in place, as a large image would take gigabytes
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        np.subtract(255, colours_HWC, out=colours_HWC)
+    bands_HW = [*np.moveaxis(samples_HWC, 2, 0), *bands_HW]
+    return Image.merge(mode, [Image.fromarray(band_HW.astype(np.uint8)) for band_HW in bands_HW])
 
 
 def _samples(image: ImageFile.ImageFile, content: bytes, raw: str) -> tuple[npt.NDArray[np.integer], str]:
     """Return the samples of a loaded image, shape (H, W, C), and the mode of an image with the same channels."""
     if image.mode.startswith("I"):
-        return np.asarray(image)[:, :, None], "L"
+        return np.array(image)[:, :, None], "L"
     # Of other samples PIL keeps the upper byte. Read in the other byte order, it keeps the lower one.
     if raw.startswith("LA"):
         pairs = np.asarray(_read_as(content, "RGBA")).astype(np.uint16)
@@ -81,8 +78,10 @@ def _samples(image: ImageFile.ImageFile, content: bytes, raw: str) -> tuple[npt.
         image, kind, mode = _read_as(content, f"RGBA;16{order}"), "RGBA;16", "RGBa"
     else:
         mode = image.mode
-    upper, lower = np.asarray(image), np.asarray(_read_as(content, kind + other))
-    return upper.astype(np.uint16) << 8 | lower, mode
+    samples_HWC = np.asarray(image).astype(np.uint16)
+    samples_HWC <<= 8
+    samples_HWC |= np.asarray(_read_as(content, kind + other))
+    return samples_HWC, mode
 
 
 def _read_as(content: bytes, raw: str) -> ImageFile.ImageFile:

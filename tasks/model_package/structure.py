@@ -164,8 +164,8 @@ def without_metadata(content: bytes) -> bytes:
     elif content.startswith(_PNG):
         kept = [_PNG]
         for kind, start, end in png_chunks(content):
-            is_whole = zlib.crc32(content[start + 4 : end - 4]).to_bytes(4, "big") == content[end - 4 : end]
-            if kind[:1].isupper() or kind == b"tRNS" or (kind in {b"eXIf", b"sBIT"} and is_whole):
+            checksum = zlib.crc32(content[start + 4 : end - 4]) if kind in {b"eXIf", b"sBIT"} else -1
+            if kind[:1].isupper() or kind == b"tRNS" or checksum == int.from_bytes(content[end - 4 : end], "big"):
                 kept.append(content[start:end])
         return b"".join(kept)
     return content

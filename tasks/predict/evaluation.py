@@ -52,7 +52,9 @@ def accuracy_on_cache(classifier: ImageClassifier, cache: CacheRef) -> float:
             f"it takes images of {classifier.image_size} pixels and the cache's have {manifest.image_size}"
         )
     if classifier.decoding != manifest.decoding:
-        raise WrongInput(f"it decodes images by {classifier.decoding}, and the cache's are by {manifest.decoding}")
+        raise WrongInput(
+            f"it decodes images by {classifier.decoding}, and the cache's are decoded by {manifest.decoding}"
+        )
     # A class of the cache that the classifier does not have is -1, which is never predicted.
     indices = {label: index for index, label in enumerate(classifier.classes)}
     form_of = as_known(indices.keys())

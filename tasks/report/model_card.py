@@ -192,16 +192,11 @@ def _data(facts: TrainingFacts) -> str:
         ["version", str(manifest.table.version)],
         ["content digest", markdown_code(manifest.content_digest)],
         ["cache digest", markdown_code(facts.cache.digest)],
-        ["decode version", _decoding(manifest)],
+        ["decoding", str(manifest.decoding)],
         *([["images that cannot be decoded", str(len(manifest.quarantined))]] if manifest.quarantined else []),
         *([f"images of the split {split}", str(part.rows)] for split, part in manifest.splits.items()),
     ]
     return "## Data\n\n" + markdown_table(["item", "value"], rows)
-
-
-def _decoding(manifest: CacheManifest) -> str:
-    bits = manifest.decoding.sample_bits
-    return f"{manifest.decoding.version}{'' if bits is None else f', of samples of {bits} bits'}"
 
 
 def _training(facts: TrainingFacts) -> str:

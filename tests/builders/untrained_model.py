@@ -9,6 +9,7 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import save_classifier
+from tasks.model_package.description import AS_BEFORE, Decoding
 from tasks.predict.batch import predict_batch
 from tasks.refs import CacheRef, PredictReport, RunRef, TableRef
 from tasks.storage import Storage
@@ -34,10 +35,12 @@ def log_run(
     classes: tuple[str, ...] = CLASSES,
     *,
     finite: bool = True,
+    decoding: Decoding = AS_BEFORE,
 ) -> RunRef:
     """Log a run as training does, on the table `images` if it exists; both accuracies are equal by default.
 
-    The weights are random, or not a number where they shall not be finite.
+    The weights are random, or not a number where they shall not be finite. The default decoding is that of caches that
+    are written by hand.
     """
     torch.manual_seed(seed)
     classifier = build_classifier("squeezenet1_1", "none", len(classes), freeze_backbone=False)
@@ -45,7 +48,7 @@ def log_run(
         for parameter in classifier.parameters():
             torch.nn.init.constant_(parameter, torch.nan)
     folder = tmp_path / f"classifier-{seed}"
-    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), classes, image_size)
+    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), classes, image_size, decoding=decoding)
     if table is None:
         found = newest_snapshot(None, storage.table("images"))
         table = PHOTOS if found is None else found.table

@@ -18,7 +18,14 @@ from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.storage import Storage, resolve_storage
 from tests.builders.etl_tables import etl_settings, ingest, ledger
-from tests.builders.image_bytes import jpeg_with_frame, png_with_chunks, run_length_bmp, scan_bomb, tiff_with_tile
+from tests.builders.image_bytes import (
+    deep_png,
+    jpeg_with_frame,
+    png_with_chunks,
+    run_length_bmp,
+    scan_bomb,
+    tiff_with_tile,
+)
 from tests.builders.processes import ROOT
 from tests.conftest import write_images
 
@@ -66,6 +73,7 @@ LINES = (
     Line("a BMP with run lengths", "quarantined", "too_many_parts", ("train/red/runs.png", "train/red/tile.png")),
     Line("a side below", "quarantined", "too_small", ("train/red/pixel.png", "train/red/hairline.png")),
     Line("samples that", "quarantined", "unsupported_mode", ("train/red/float.png",)),
+    Line("16-bit samples whose", "quarantined", "unknown_range", ("train/red/bits.png",)),
     Line("new, and no permission", "quarantined", "unreadable", ("train/red/\\xe9.png",)),
     Line("changed or touched, and no permission", "stored", None, ("train/blue/001.png",)),
     Line("no label", "quarantined", "label_missing", ("train/lone.png", "lone.png")),
@@ -138,6 +146,7 @@ def make_source(folder: Path) -> None:
         "tile.png": tiff_with_tile(16, 60_000),
         "pixel.png": encoded(Image.new("RGB", (1, 1)), "PNG"),
         "hairline.png": encoded(noise(14).resize((50, 1)), "PNG"),
+        "bits.png": deep_png(np.arange(144, dtype=np.uint16).reshape(12, 12, 1)),
         "float.png": encoded(Image.new("F", (9, 9), 0.5), "TIFF"),
         ".hidden.png": whole,
         "._000.png": whole,

@@ -24,7 +24,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
-from tasks.model_package.description import FILE_LIMITS
+from tasks.model_package.description import FILE_LIMITS, NEWEST
 from tasks.orchestration.stage import StageLog
 from tasks.predict.champion import check_model
 from tasks.refs import EtlReport, ModelRef, PredictReport, RunRef, TableRef
@@ -125,17 +125,28 @@ def test_champion_of_an_older_version_is_tested_again_on_the_same_images(source,
     assert [table.version for table in served] == [7]
 
 
-def test_champion_that_cannot_be_tested_again_stays_with_the_reason(source, storage, tmp_path):
-    """A champion of another image size than the cache stays where its table is missing."""
+@pytest.mark.parametrize(
+    ("given", "difference"),
+    [
+        ({"image_size": 48}, "it takes images of 48 pixels and the cache's have 24"),
+        (
+            {"image_size": SIDE, "decoding": NEWEST},
+            "it decodes images by version 2, and the cache's are decoded by version 1",
+        ),
+    ],
+    ids=["image_size", "decoding"],
+)
+def test_champion_that_cannot_be_tested_again_stays_with_the_reason(source, storage, tmp_path, given, difference):
+    """A champion of another image size or decoding than the cache stays where its table is missing."""
     cache = hand_made_cache(source, f"{storage.cache}/by-hand")
-    old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=48)
+    old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", **given)
     promote_best([old], NAMED, storage)
     newer = PHOTOS.model_copy(update={"version": 7})
     for seed, accuracy in ((2, 0.7), (3, 0.95)):  # measured on other images than the champion's 0.8
         run = log_run(storage, tmp_path, seed, accuracy, table=newer, content="newer", cache=cache)
         kept = promote_best([run], NAMED, storage)
         assert kept.outcome == "kept"
-        assert "could not be tested again: it takes images of 48 pixels and the cache's have 24" in kept.reason
+        assert f"could not be tested again: {difference}" in kept.reason
         assert "its accuracy of 0.8000 was measured on 10 test images of an earlier version" in kept.reason
     replaced = promote_best([run], REPLACING, storage)
     assert (replaced.outcome, replaced.champion.run_id) == ("promoted", run.run_id)

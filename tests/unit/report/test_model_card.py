@@ -110,7 +110,7 @@ def test_card_identifies_data_and_run(cache: CacheRef) -> None:
         assert f"`{value}`" in card, value
     assert rows_of(card, "version") == ["version", "3"]
     assert rows_of(card, "images of the split test") == ["images of the split test", "12"]
-    assert rows_of(card, "decode version") == ["decode version", "1"]
+    assert rows_of(card, "decoding") == ["decoding", "version 1"]
     assert rows_of(card, "best epoch")[1] == f"1, by val_accuracy {facts.history[1].val_accuracy:.4f}"
     assert "unknown: not a git checkout" in model_card(facts, COUNTS, "run", None)
 
