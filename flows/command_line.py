@@ -212,6 +212,13 @@ def _log_console() -> Console:
     return next((handler.console for handler in handlers), Console(stderr=True))
 
 
+def _drop_frames(error: BaseException | None) -> None:
+    """Free what the frames of a failed flow hold: DuckDB prints a line for each object that is left at the end."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
 def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     """Run a flow with this process's command-line options; exit with 2 on wrong input, with 1 on any other failure."""
     os.environ.setdefault(PROGRESS_BARS, "false")
@@ -230,9 +237,11 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
             result = flow(config)
     except WrongInput as error:
         print(f"{program}: {error}", file=sys.stderr)
+        _drop_frames(error)
         sys.exit(EXIT_WRONG_INPUT)
     except Exception as error:
         print(f"{program}: {type(error).__name__}: {loggable(error)} (full log: {log})", file=sys.stderr)
+        _drop_frames(error)
         sys.exit(1)
     assert isinstance(result, BaseModel), "every flow returns a ref, a report or a summary"
     # Fields with one entry per image are not printed: the artifacts have them.

@@ -157,7 +157,7 @@ def _check_gates(compared: Comparison, etl: EtlConfig, storage: Storage) -> File
     """Check the source against the quality gates; return the numbers of files and images.
 
     Raises:
-        WrongInput: There are too many unusable files, too many images would leave, or a class has too few images; all
+        WrongInput: There are too many unusable files, too many images would leave, or a class has too few images. All
             unusable files are in a CSV file, and the first of them are notes of the error.
     """
     counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
