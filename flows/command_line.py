@@ -28,7 +28,7 @@ from tasks.environment import PROGRESS_BARS
 from tasks.errors import UserError, WrongInput, explain, loggable
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
-from tasks.system.home import make_home
+from tasks.system.home import check_home, make_home
 from tasks.text.log_lines import SingleLineFilter
 
 Config = TypeVar("Config", bound=Run)
@@ -191,6 +191,7 @@ def _hide_tracebacks(handler: logging.Handler) -> None:
 def _route_logs(config: BaseModel) -> str:
     """Write full logs to a file, hide tracebacks of user errors on the terminal, and return the file's path."""
     storage = resolve_storage(config.storage)  # type: ignore[attr-defined]  # every flow's parameters have a storage
+    check_home(Path(storage.home))
     make_home(Path(storage.home))
     log = storage.logs / "flows.log"
     log.parent.mkdir(exist_ok=True)

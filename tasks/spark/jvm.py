@@ -1,6 +1,8 @@
 """The JVM of Spark: the Java version, Delta's jars, and the class data archive."""
 
 import hashlib
+import os
+import pwd
 import re
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pyspark
 
-from tasks.environment import download_cache, java_command
+from tasks.environment import download_cache, java_command, runs_under_spark_submit, spark_home
 from tasks.errors import WrongInput
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
@@ -57,11 +59,24 @@ def class_archive(java: str) -> Path:
 
 
 def check_java() -> str:
-    """Check that Java 17 or 21 is installed; return the output of `java -version`.
+    """Check that Spark can start: Java 17 or 21, the Spark of pyspark, a user with a name; return what Java prints.
+
+    Returns:
+        The output of `java -version`.
 
     Raises:
-        WrongInput: Java is missing, or is another version.
+        WrongInput: Java or the user's name is missing, or Java or the Spark of $SPARK_HOME is another version.
     """
+    home, version = spark_home(), pyspark.__version__
+    if home and not runs_under_spark_submit() and not [*Path(home, "jars").glob(f"spark-core_*-{version}*.jar")]:
+        raise WrongInput(f"SPARK_HOME is '{home}', which has no Spark {version}", way_out="unset SPARK_HOME")
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        raise WrongInput(
+            f"the user id {os.geteuid()} has no name in /etc/passwd, and Hadoop's login in Java needs one",
+            way_out="add a line for it there, run as another user, or preload libnss_wrapper",
+        ) from None
     command = java_command()
     way_out = "install one (Debian, Ubuntu: apt-get install default-jre-headless) or point JAVA_HOME at it"
     try:
