@@ -74,9 +74,9 @@ def reach_this_machine_directly() -> None:
     os.environ.update(no_proxy(os.environ))
 
 
-def spark_home() -> str | None:
-    """Return the installation of Spark that pyspark starts in place of its own: $SPARK_HOME, or None."""
-    return os.environ.get("SPARK_HOME") or None
+def spark_variable(name: str) -> str | None:
+    """Return a variable by which pyspark starts another Spark than its own, such as $SPARK_HOME, or None."""
+    return os.environ.get(name) or None
 
 
 def runs_under_spark_submit() -> bool:

@@ -27,6 +27,23 @@ def test_stale_installation_of_spark_is_refused(
     assert "version" in check_java()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("PYSPARK_SUBMIT_ARGS", "--packages a:b:1", "which lacks pyspark-shell"),
+        ("SPARK_REMOTE", "sc://host", "and Spark Connect has no driver here"),
+    ],
+)
+def test_variables_of_another_spark_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, problem: str
+) -> None:
+    """They are left in an environment by notebooks and other projects."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(WrongInput) as refused:
+        check_java()
+    assert str(refused.value) == f"{name} is '{value}', {problem}: unset {name}"
+
+
 def test_user_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers may run as any user id; Java's message is a gateway process that exited."""
     monkeypatch.setattr("os.geteuid", lambda: 54_321_000)
