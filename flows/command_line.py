@@ -28,7 +28,7 @@ from tasks.environment import PROGRESS_BARS
 from tasks.errors import UserError, WrongInput, explain, loggable
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
-from tasks.system.home import make_home
+from tasks.system.home import check_home, make_home
 from tasks.text.log_lines import SingleLineFilter
 
 Config = TypeVar("Config", bound=Run)
@@ -191,6 +191,7 @@ def _hide_tracebacks(handler: logging.Handler) -> None:
 def _route_logs(config: BaseModel) -> str:
     """Write full logs to a file, hide tracebacks of user errors on the terminal, and return the file's path."""
     storage = resolve_storage(config.storage)  # type: ignore[attr-defined]  # every flow's parameters have a storage
+    check_home(Path(storage.home))
     make_home(Path(storage.home))
     log = storage.logs / "flows.log"
     log.parent.mkdir(exist_ok=True)
@@ -212,6 +213,13 @@ def _log_console() -> Console:
     return next((handler.console for handler in handlers), Console(stderr=True))
 
 
+def _drop_frames(error: BaseException | None) -> None:
+    """Free what the frames of a failed flow hold: DuckDB prints a line for each object that is left at the end."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
 def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     """Run a flow with this process's command-line options; exit with 2 on wrong input, with 1 on any other failure."""
     os.environ.setdefault(PROGRESS_BARS, "false")
@@ -230,9 +238,11 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
             result = flow(config)
     except WrongInput as error:
         print(f"{program}: {error}", file=sys.stderr)
+        _drop_frames(error)
         sys.exit(EXIT_WRONG_INPUT)
     except Exception as error:
         print(f"{program}: {type(error).__name__}: {loggable(error)} (full log: {log})", file=sys.stderr)
+        _drop_frames(error)
         sys.exit(1)
     assert isinstance(result, BaseModel), "every flow returns a ref, a report or a summary"
     # Fields with one entry per image are not printed: the artifacts have them.

@@ -17,7 +17,7 @@ from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
 from tasks.config.storage import StorageConfig
-from tasks.environment import prefect_url_variable
+from tasks.environment import prefect_url_variable, reach_this_machine_directly
 from tasks.errors import UserError, WrongInput, invalid_settings
 from tasks.orchestration.cancellation import (
     causing_signal,
@@ -28,7 +28,7 @@ from tasks.orchestration.cancellation import (
 from tasks.orchestration.failure import shorten_logs, without_secrets
 from tasks.orchestration.stage import explain_failure, failed_state, note_host
 from tasks.storage import resolve_storage
-from tasks.system.home import PRIVATE_FOLDER, make_home, make_private_file
+from tasks.system.home import PRIVATE_FOLDER, check_home, make_home, make_private_file
 
 logger = logging.getLogger("lakevision.home")
 
@@ -95,11 +95,14 @@ class DagFlow(Flow[P, R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the flow in this process."""
+        reach_this_machine_directly()
         config = args[0] if args else kwargs.get("config")
         storage = getattr(config, "storage", None) if isinstance(config, BaseModel) else None
         if PREFECT_API_URL.value() and FlowRunContext.get() is None:
             check_server()
-        with temporary_server_under(Path(resolve_storage(storage or StorageConfig()).home)):
+        home = Path(resolve_storage(storage or StorageConfig()).home)
+        check_home(home)
+        with temporary_server_under(home):
             return super().__call__(*args, **kwargs)
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Environment variables: the only module that reads them."""
 
+import locale
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import redirect_stderr
 from importlib import import_module
 from io import StringIO
@@ -53,6 +54,32 @@ def java_command() -> str:
 def java_environment() -> str:
     """Return the options that every JVM takes from the environment."""
     return " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"))
+
+
+def name_files_in_utf8() -> None:
+    """Let programs that this process starts name files in UTF-8, as Python does; Java takes the locale's encoding."""
+    if sys.getfilesystemencoding() == "utf-8" and locale.getencoding().lower() != "utf-8":
+        os.environ["LC_ALL"] = "C.UTF-8"
+
+
+def no_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep requests to this machine, and the login in them, away from a proxy."""
+    given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if "*" not in names:
+        names += [name for name in ("127.0.0.1", "localhost") if name not in names]
+    # Some clients read the lower-case variable, some the upper-case one.
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names))
+
+
+def reach_this_machine_directly() -> None:
+    """Let this process and its children reach servers on this machine without a proxy."""
+    os.environ.update(no_proxy(os.environ))
+
+
+def spark_variable(name: str) -> str | None:
+    """Return a variable by which pyspark starts another Spark than its own, such as $SPARK_HOME, or None."""
+    return os.environ.get(name) or None
 
 
 def runs_under_spark_submit() -> bool:

@@ -19,7 +19,7 @@ import psutil
 
 from deployments.stack.login import MLFLOW_LOGIN, OWN_STRING, auth_string, authorization, prepare_folder
 from deployments.stack.serving import HOST, LOCAL_NAMES, listen, refuse_connections
-from tasks.environment import MLFLOW_PORT
+from tasks.environment import MLFLOW_PORT, no_proxy
 from tasks.storage import tracking_file
 from tasks.system.home import make_private_file
 
@@ -84,7 +84,7 @@ def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dic
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "PYTHONUNBUFFERED": "1",
-        **_no_proxy(os.environ),
+        **no_proxy(os.environ),
     }
 
 
@@ -96,16 +96,6 @@ def mlflow_environment(environment: Mapping[str, str], auth: str) -> dict[str, s
 
 def _is_prefect_login(name: str) -> bool:
     return name.startswith("PREFECT_") and name.endswith("AUTH_STRING")
-
-
-def _no_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep requests to this machine, and the login in them, away from a proxy."""
-    given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    if "*" not in names:
-        names += [name for name in LOCAL_NAMES if name not in names]
-    # Some clients read the lower-case variable, some the upper-case one.
-    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names))
 
 
 def end_marked(mark: str, seconds: float) -> None:

@@ -3,6 +3,7 @@
 import glob
 import logging
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -28,6 +29,7 @@ from tasks.spark.jvm import check_java
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import check_writable, existing_folder
+from tasks.system.home import check_home
 from tasks.system.locks import unlocked_warning
 from tasks.tables import delta, snapshots
 from tasks.tables.delta import check_table_path
@@ -87,6 +89,7 @@ def check_pipeline(
     from tasks.checks.trainable import check_training  # Here: it loads torch.
 
     check_java()
+    check_home(Path(storage.home))
     for name in ("home", "tables", "cache"):
         check_writable(getattr(storage, name), f"storage.{name}")
     if storage.artifacts.startswith("s3a://"):

@@ -111,8 +111,42 @@ def describe_exit() -> str:
     return f"the JVM of Spark exited unexpectedly (status {gateway.proc.poll()})"
 
 
+MAX_CAUSES = 5
+"""Maximum number of causes in the message of a session that does not start."""
+
+
 class SparkFailed(RuntimeError):
     """Work that failed in Spark, with its message as text: Spark's own exceptions read it from the JVM when shown."""
+
+
+WRONG_SETTINGS = ("BindException", "UnknownHostException", "ClassNotFoundException", "IllegalArgumentException")
+"""Ends of the names of Java's exceptions that end each start with the same settings."""
+
+
+def start_failure(error: BaseException, conf: Mapping[str, str], log: Path) -> BaseException:
+    """Return the failure of a session's start as text, which its JVM has to be asked for while it runs.
+
+    Args:
+        error: The failure.
+        conf: Spark's settings given by the user; the message names those that Java's messages name.
+        log: The log file of the JVM.
+
+    Returns:
+        WrongInput for an address, a class or a value that Spark cannot use, else SparkFailed. An error that is not
+        Java's is returned as it is.
+    """
+    if not isinstance(error, Py4JJavaError):
+        return error
+    thrown, texts = error.java_exception, []
+    while thrown is not None and len(texts) < MAX_CAUSES:
+        texts.append(shorten_exception(thrown.toString()).splitlines()[0])
+        thrown = thrown.getCause()
+    problem = f"Spark does not start ({'; caused by '.join(texts)})"
+    if not any(text.partition(":")[0].endswith(WRONG_SETTINGS) for text in texts):
+        return SparkFailed(f"{problem}, see {log}: run again")
+    named = [name for name, value in conf.items() if name in problem or value in problem] or list(conf)
+    given = ", ".join(f"{name} '{conf[name]}'" for name in named)
+    return WrongInput(problem, setting="spark.conf", way_out=f"correct {given or 'the settings of the group spark'}")
 
 
 def _root_message(error: Py4JJavaError) -> str:

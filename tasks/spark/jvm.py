@@ -1,6 +1,8 @@
 """The JVM of Spark: the Java version, Delta's jars, and the class data archive."""
 
 import hashlib
+import os
+import pwd
 import re
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pyspark
 
-from tasks.environment import download_cache, java_command
+from tasks.environment import download_cache, java_command, runs_under_spark_submit, spark_variable
 from tasks.errors import WrongInput
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
@@ -56,12 +58,38 @@ def class_archive(java: str) -> Path:
     return Path(sys.prefix, "share", "lakevision", f"classes-{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa")
 
 
+def _check_variables() -> None:
+    version = pyspark.__version__
+    home, arguments = spark_variable("SPARK_HOME"), spark_variable("PYSPARK_SUBMIT_ARGS")
+    is_stale = home and not [*Path(home, "jars").glob(f"spark-core_*-{version}*.jar")]
+    refused = {
+        "SPARK_HOME": f"which has no Spark {version}" if is_stale else None,
+        "PYSPARK_SUBMIT_ARGS": "which lacks pyspark-shell" if arguments and "pyspark-shell" not in arguments else None,
+        "SPARK_REMOTE": "and Spark Connect has no driver here" if spark_variable("SPARK_REMOTE") else None,
+    }
+    for name, problem in refused.items():
+        if problem is not None:
+            raise WrongInput(f"{name} is '{spark_variable(name)}', {problem}", way_out=f"unset {name}")
+
+
 def check_java() -> str:
-    """Check that Java 17 or 21 is installed; return the output of `java -version`.
+    """Check that Spark can start: Java 17 or 21, the Spark of pyspark, a user with a name; return what Java prints.
+
+    Returns:
+        The output of `java -version`.
 
     Raises:
-        WrongInput: Java is missing, or is another version.
+        WrongInput: Java or the user's name is missing, or Java or the Spark of $SPARK_HOME is another version.
     """
+    if not runs_under_spark_submit():
+        _check_variables()
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        raise WrongInput(
+            f"the user id {os.geteuid()} has no name in /etc/passwd, and Hadoop's login in Java needs one",
+            way_out="add a line for it there, run as another user, or preload libnss_wrapper",
+        ) from None
     command = java_command()
     way_out = "install one (Debian, Ubuntu: apt-get install default-jre-headless) or point JAVA_HOME at it"
     try:

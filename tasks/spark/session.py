@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
-from tasks.environment import PRELOAD, worker_memory
+from tasks.environment import PRELOAD, name_files_in_utf8, worker_memory
 from tasks.spark import gateway
 from tasks.spark.cluster import is_authenticated_by_secret, is_local, python_of_workers, session_master
 from tasks.spark.jvm import check_java
@@ -105,9 +105,9 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     A retry after the JVM was killed starts another JVM.
 
     Raises:
-        WrongInput: No Java 17 or 21, or as `cluster_settings`.
+        WrongInput: No Java 17 or 21, as `cluster_settings`, or Spark cannot use its settings.
         ClusterUnavailable: As `cluster_settings`.
-        SparkFailed: Work inside failed in the JVM or in a Python worker.
+        SparkFailed: Spark did not start, or work inside failed in the JVM or in a Python worker.
     """
     log = storage.logs / "spark.log"
     _forget_dead_jvm()
@@ -146,6 +146,7 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
     master = session_master(config, submitted)
     java = "" if submitted else check_java()
     os.environ["PYSPARK_PYTHON"] = python_of_workers(config, master)
+    name_files_in_utf8()
     if is_local(master):  # On a cluster, executors have their own temporary folders.
         _state.scratch = Scratch(scratch_root(storage))
     scratch = None if _state.scratch is None else _state.scratch.folder
@@ -156,9 +157,10 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
             if is_authenticated_by_secret(master):
                 gateway.start_authenticated_jvm(settings)
             session = builder.getOrCreate()
-    except BaseException:
+    except BaseException as error:
+        failed = gateway.start_failure(error, config.conf, log)
         _stop_jvm()  # It may be running without a session; a retry starts another.
-        raise
+        raise failed from None
     session.sparkContext.setLogLevel("ERROR")
     # Of the Python workers alone; a setting spark.executorEnv would be that of an executor's JVM as well.
     for name, value in worker_memory().items():

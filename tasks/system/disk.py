@@ -9,6 +9,7 @@ from pathlib import Path
 from tasks.errors import DiskFull, WrongInput
 from tasks.object_store import check_store
 from tasks.paths import local_path
+from tasks.text.markup import text_of
 
 NO_SPACE = ("No space left on device", "Disk quota exceeded")
 """The operating system's messages for a full disk, whether a Python worker, the JVM or Delta reports them."""
@@ -57,7 +58,8 @@ def translate_disk_full(*urls: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not any(message in str(error) for message in NO_SPACE):
+        text = text_of(error)
+        if not any(message in text for message in NO_SPACE):
             raise
         folders = {url: existing_folder(url) for url in urls}
         free = ", ".join(

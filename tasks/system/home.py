@@ -23,7 +23,31 @@ KNOWN_ENTRIES = frozenset(
 )
 """Entries of the home folder of earlier versions, which left it accessible to other users."""
 
+LOGS = ("flows.log", "spark.log")
+"""Logs in the home's folder `logs` that runs append to."""
+
 DATABASES = ("mlflow.db", "prefect/prefect.db", "prefect/temporary.db", "studies/studies.db")
+
+
+def check_home(home: Path) -> None:
+    """Check that this user may write to a home, and to what runs of another user may have left in it.
+
+    Raises:
+        WrongInput: A file or folder cannot be written to; the message names it and its owner.
+    """
+    found = home
+    while not os.path.lexists(found) and found != found.parent:
+        found = found.parent  # which the home is made in
+    entries = [home / name for name in sorted(KNOWN_ENTRIES)] + [home / "logs" / name for name in LOGS]
+    for path in (found, *entries):
+        mode = os.W_OK | (os.X_OK if os.path.isdir(path) else 0)
+        if os.path.exists(path) and not os.access(path, mode, effective_ids=os.access in os.supports_effective_ids):
+            raise WrongInput(
+                f"storage.home is '{home}', and this user (id {os.geteuid()}) cannot write to '{path}', whose owner "
+                f"has the id {path.stat().st_uid}",
+                setting="storage.home",
+                way_out="give a home of your own (LAKEVISION_HOME), or run as its owner",
+            )
 
 
 def make_home(home: Path) -> str | None:

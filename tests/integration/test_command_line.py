@@ -60,10 +60,11 @@ def num_flow_runs(home: Path) -> int:
 
 
 def test_user_error_on_the_command_line_is_one_sentence_without_a_traceback(tmp_path, home):
-    """The exit status is 2, and the traceback is in the log file only."""
+    """The exit status is 2, the traceback is in the log file only, and a proxy is not asked for this machine."""
     folders = {"LAKEVISION_HOME": str(home), "PREFECT_HOME": str(tmp_path / "prefect")}
+    proxy = {"HTTP_PROXY": f"http://127.0.0.1:{free_port()}", "NO_PROXY": "example.org"}
     before = num_flow_runs(home)
-    completed = run_module("flows.pipeline", "--etl.source", "/nowhere", **folders)
+    completed = run_module("flows.pipeline", "--etl.source", "/nowhere", **folders, **proxy)
     assert completed.returncode == 2
     sentences = [line for line in completed.stderr.splitlines() if line.startswith(SENTENCE)]
     assert len(sentences) == 1

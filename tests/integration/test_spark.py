@@ -186,6 +186,41 @@ with tasks.spark.session.spark_session(SparkConfig(), resolve_storage(StorageCon
 """
 
 
+REFUSED = """
+import sys
+from tasks.config.storage import SparkConfig, StorageConfig
+from tasks.errors import WrongInput
+from tasks.spark.session import spark_session
+from tasks.storage import resolve_storage
+storage = resolve_storage(StorageConfig(home=sys.argv[1]))
+settings = ("bindAddress", "203.0.113.7"), ("host", "no.invalid"), ("port", "80"), ("serializer", "org.no.Serializer")
+for name, value in settings:
+    conf = {name if name == "serializer" else f"driver.{name}": value}
+    try:
+        with spark_session(SparkConfig(conf={f"spark.{name}": value for name, value in conf.items()}), storage):
+            print("started")
+    except WrongInput as error:
+        print(error)
+with spark_session(SparkConfig(), storage) as session:
+    print("rows", session.range(3).count())
+"""
+
+
+def test_session_with_settings_that_spark_cannot_use_is_refused_in_a_sentence(tmp_path):
+    """The text is read while the JVM runs; another session starts afterwards, with a home that ASCII cannot name."""
+    command = [sys.executable, "-c", REFUSED, str(tmp_path / "größe")]
+    environment = os.environ | {"LC_ALL": "C"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    address, host, port, serializer, rows = done.stdout.splitlines()
+    assert address.startswith("Spark does not start (java.net.BindException: ")
+    assert address.endswith(": correct spark.driver.bindAddress '203.0.113.7'")
+    assert host.endswith("java.net.UnknownHostException: no.invalid): correct spark.driver.host 'no.invalid'")
+    assert port.endswith(": correct spark.driver.port '80'")
+    assert "ClassNotFoundException: org.no.Serializer): correct spark.serializer 'org.no.Serializer'" in serializer
+    assert rows == "rows 3"
+
+
 def start_session(home: Path, *archive: Path) -> str:
     """Start a session in its own process, and return its output and that of its JVM."""
     command = [sys.executable, "-c", STARTED, str(home), *map(str, archive)]

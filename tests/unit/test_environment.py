@@ -1,5 +1,6 @@
 """Environment variables."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tasks.environment import (
     mlflow_page,
     portable_environment,
     rank_environment,
+    reach_this_machine_directly,
 )
 from tasks.errors import WrongInput
 from tasks.text.markup import markdown_link
@@ -42,6 +44,37 @@ def test_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("LAKEVISION_HOME", "~no-such-user/runs")
     with pytest.raises(WrongInput, match=r"'~no-such-user/runs' is in the home of the user 'no-such-user', whom this"):
         lakevision_home()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({"LC_ALL": "C"}, "C.UTF-8"), ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "C.UTF-8"), ({}, "None")]
+)
+def test_java_names_files_as_python_does(given: dict[str, str], expected: str) -> None:
+    """Python writes UTF-8 whatever the locale, and sets LC_CTYPE where no variable names one."""
+    program = "import os; from tasks.environment import *; name_files_in_utf8(); print(os.environ.get('LC_ALL'))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "names"),
+    [
+        ("", "", "127.0.0.1,localhost"),
+        ("", "example.org, localhost", "example.org,localhost,127.0.0.1"),
+        ("example.org", "other.org", "example.org,127.0.0.1,localhost"),
+        ("*", "", "*"),
+    ],
+)
+def test_no_proxy_is_asked_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch, lower: str, upper: str, names: str
+) -> None:
+    """A flow's temporary server is on this machine, and the proxy of the environment cannot reach it."""
+    monkeypatch.setenv("no_proxy", lower)
+    monkeypatch.setenv("NO_PROXY", upper)
+    reach_this_machine_directly()
+    assert {os.environ["no_proxy"], os.environ["NO_PROXY"]} == {names}
 
 
 def test_empty_variable_counts_as_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

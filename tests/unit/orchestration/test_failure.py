@@ -1,11 +1,14 @@
 """Tests of the explanation of failed runs."""
 
+import gc
 import logging
 import traceback
 from typing import Any
+from weakref import ref
 
 import pytest
 
+from flows.command_line import _drop_frames
 from flows.train_trial import train_trial
 from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names
 from tasks.orchestration.failure import (
@@ -203,6 +206,35 @@ def test_engine_line_that_cannot_be_formatted_passes_the_filter() -> None:
         record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, message, values, None)
         assert EngineLogFilter().filter(record)
         assert "failed" in record.getMessage() or "%s %s (this line's values" in record.getMessage()
+
+
+class Held:
+    """A value in the frame of a failed function."""
+
+
+def test_frames_of_a_failed_flow_are_dropped_before_the_process_ends() -> None:
+    """A state of Prefect keeps the error; DuckDB writes 45 lines at the exit if its frames still hold a database."""
+    held: list[ref[Held]] = []
+
+    def fail() -> None:
+        value = Held()
+        held.append(ref(value))
+        raise ValueError
+
+    def fail_again() -> None:
+        try:
+            fail()
+        except ValueError:
+            raise WrongInput("a") from None
+
+    with pytest.raises(WrongInput) as refused:
+        fail_again()
+    assert held[0]() is not None
+    error = refused.value
+    del refused
+    _drop_frames(error)
+    gc.collect()
+    assert held[0]() is None
 
 
 def test_messages_of_the_engine_have_no_credentials_and_cancelled_tasks_are_logged_as_info() -> None:

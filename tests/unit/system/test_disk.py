@@ -51,3 +51,12 @@ def test_full_disk_is_reported_with_the_free_space(tmp_path: Path) -> None:
     assert "\n" not in str(full.value)
     with pytest.raises(RuntimeError, match="another"), translate_disk_full(str(tmp_path)):
         raise RuntimeError("another")
+    with pytest.raises(WithoutText), translate_disk_full(str(tmp_path)):
+        raise WithoutText
+
+
+class WithoutText(Exception):
+    """An error like those of py4j, whose text is asked from a JVM that is gone."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError

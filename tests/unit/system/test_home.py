@@ -1,14 +1,16 @@
 """Permissions of the home folder and of its databases."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tasks.config.storage import StorageConfig
+from tasks.errors import WrongInput
 from tasks.storage import resolve_storage
-from tasks.system.home import is_shared, make_home, make_private_file
+from tasks.system.home import check_home, is_shared, make_home, make_private_file
 from tasks.tracking.server import prepare_tracking
 
 
@@ -86,3 +88,33 @@ def test_tracking_database_of_a_new_home_is_accessible_to_its_owner_only(tmp_pat
     assert mode(home) == 0o700
     assert {mode(file) for file in home.glob("mlflow.db*")} == {0o600}
     assert (home / "mlflow.db").stat().st_size > 0
+
+
+NOBODY = 65534
+"""User id without any right of its own."""
+
+
+@pytest.mark.parametrize(
+    ("home", "closed"), [("home", "home"), ("home", "home/logs"), ("home", "home/logs/spark.log"), ("new/home", ".")]
+)
+def test_home_that_this_user_cannot_write_to_is_refused_in_a_sentence(home: str, closed: str) -> None:
+    """A run of another user, or of the administrator in a container, may have left files in it."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "home" / "logs").mkdir(parents=True)
+        (folder / "home" / "logs" / "spark.log").touch()
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o777)
+        try:
+            os.seteuid(NOBODY if user == 0 else user)
+            check_home(folder / home)
+            os.seteuid(user)
+            (folder / closed).chmod(0o555)
+            os.seteuid(NOBODY if user == 0 else user)
+            with pytest.raises(WrongInput) as refused:
+                check_home(folder / home)
+        finally:
+            os.seteuid(user)
+            (folder / closed).chmod(0o777)
+    assert f"cannot write to '{folder / closed}', whose owner has the id {user}: give a home" in str(refused.value)
