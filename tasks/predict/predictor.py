@@ -41,7 +41,8 @@ def predict_batches(
     """
     # Spark already runs one worker per core: more threads would oversubscribe the cores.
     torch.set_num_threads(num_threads or task_threads())
-    num_gpus = torch.cuda.device_count()
+    # A broken driver may count GPUs that nothing can be computed on.
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     model = load_once(package, f"cuda:{task_gpu(num_gpus)}" if num_gpus else "cpu")
     for contents in batches:
         images = list(contents)

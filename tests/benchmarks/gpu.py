@@ -1,4 +1,6 @@
-"""Throughput and utilisation of a GPU: per precision and memory format, and our loop beside images in GPU memory.
+"""Throughput and utilisation of a GPU: per precision and memory format, our loop, and batch inference.
+
+Our loop is measured beside images in GPU memory, batch inference beside that on the same machine's CPU.
 
 Run: `make bench-gpu`; BENCH_ARGS=--quick for fewer steps. Without a GPU nothing is measured.
 """
@@ -30,6 +32,8 @@ from tasks.refs import TRAIN
 from tasks.train.loop import TrainedEpoch, train_one_epoch
 from tests.benchmarks import loader_data
 from tests.benchmarks.figures import Figure, rate_figure, write_figures
+from tests.benchmarks.predict import rates, run_side
+from tests.benchmarks.predict_data import Inputs, register_model, write_source, write_table
 from tests.fakes.tiny_training import loop_of
 
 BATCH_SIZE = 128
@@ -174,6 +178,26 @@ def figures_of_loop(url: str, steps: int, rounds: int) -> list[Figure]:
     ]
 
 
+def figures_of_inference(folder: Path, count: int, rounds: int) -> list[Figure]:
+    """Return the throughput of batch inference with Spark, decoding included, on the GPU and on the CPU."""
+    inputs = Inputs(folder, count)
+    write_source(inputs)
+    register_model(inputs)
+    write_table(inputs)
+    names = ("ours", "ours_on_cpu")
+    found = [{name: run_side(name, inputs) for name in names[:: -1 if turn % 2 else 1]} for turn in range(rounds)]
+    return [
+        rate_figure(
+            f"batch inference{part} on {torch.cuda.get_device_name()}",
+            "images/s",
+            "on the CPU",
+            [(rates(pair["ours"], inputs)[place], rates(pair["ours_on_cpu"], inputs)[place]) for pair in found],
+            None,
+        )
+        for place, part in enumerate(("", ", without start"))
+    ]
+
+
 def main() -> None:
     """Run the benchmark, and write its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -188,6 +212,7 @@ def main() -> None:
         url, num_rows = str(Path(scratch) / "uint8"), 2_000 if quick else 8_000
         loader_data.write_cache(url, {"train": num_rows, "val": num_rows // 10, "test": num_rows // 10}, "uint8")
         figures += figures_of_loop(url, num_rows // BATCH_SIZE, 2 if quick else 5)
+        figures += figures_of_inference(Path(scratch) / "inference", 600 if quick else 20_000, 1 if quick else 3)
     where = f"{torch.cuda.get_device_name()}, {BATCH_SIZE} images of {SIDE} pixels per step, one process"
     write_figures("gpu", figures, note=f"{where}; " + ("quick" if quick else "rounds in turns"))
 

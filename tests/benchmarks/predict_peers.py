@@ -7,6 +7,7 @@ All peers have 2 processes with a compute thread each. Those on Spark read the s
 import io
 import json
 import multiprocessing
+import os
 import shutil
 import sys
 import time
@@ -37,6 +38,12 @@ def ours(inputs: Inputs) -> Answer:
         seconds = time.perf_counter() - began
     assert (report.predicted, report.errors) == (inputs.count, 0), report
     return {"images_per_second": report.predicted / seconds}
+
+
+def ours_on_cpu(inputs: Inputs) -> Answer:
+    """Run batch inference without the GPUs of this machine."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return ours(inputs)
 
 
 @contextmanager
@@ -279,6 +286,7 @@ def empty_udf(_inputs: Inputs) -> Answer:
 
 PEERS: dict[str, Callable[[Inputs], Answer]] = {
     "ours": ours,
+    "ours_on_cpu": ours_on_cpu,
     "stream": stream,
     "endless_stream": endless_stream,
     "bare": bare,

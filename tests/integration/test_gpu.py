@@ -1,11 +1,13 @@
-"""Training on a GPU: NCCL, resumed runs, and what fits into its memory."""
+"""Training and batch inference on a GPU: NCCL, resumed runs, what fits into its memory, and predictions."""
 
 import json
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 import torch
 
@@ -13,15 +15,21 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
 from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
+from tasks.config.etl import EtlConfig
+from tasks.config.promotion import PromoteConfig
+from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
 from tasks.errors import WrongInput
+from tasks.etl.ingest import ingest_images
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.restarts import RankFailed
 from tasks.model.device import make_optimizer
 from tasks.model.precision import choose_precision, largest_batch
 from tasks.model.training_network import build_classifier
+from tasks.model_package.classifier import ImageClassifier
 from tasks.refs import RunRef
+from tasks.registry.promote import promote_best
 from tasks.storage import Storage
 from tasks.tracking.runs import read_artifact, run_metrics
 from tasks.train.loop import train_one_epoch
@@ -30,6 +38,7 @@ from tasks.train.step import StepSettings
 from tests.builders.processes import rank_processes
 from tests.builders.rank_cases import BACKENDS, CASES, run_case, start_ranks
 from tests.builders.training_runs import SMALL, train, weights
+from tests.builders.untrained_model import log_run, predict
 from tests.fakes.interrupted_training import coloured_cache
 from tests.fakes.small_training import same_tensors
 from tests.fakes.tiny_training import loop_of
@@ -142,6 +151,30 @@ def test_automatic_batch_size_fits_into_the_free_memory() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         step(8 * size)
     del taken
+
+
+def test_batch_inference_equals_that_on_the_cpu(spark, source, storage, tmp_path) -> None:
+    """The workers of Spark compute on the GPU, and probabilities are those of the CPU, up to rounding."""
+    ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
+    promote_best([log_run(storage, tmp_path, seed=1, accuracy=0.5)], PromoteConfig(), storage)
+
+    report = predict(storage)
+
+    assert (report.predicted, report.errors) == (60, 0)
+    images, rows = (
+        deltalake.DeltaTable(storage.table(name)).to_pyarrow_table().to_pylist() for name in ("images", "predictions")
+    )
+    contents = {image["sha256"]: image["content"] for image in images}
+    on_cpu = ImageClassifier.load(tmp_path / "classifier-1", torch.device("cpu"))
+    direct = on_cpu.predict([contents[row["sha256"]] for row in rows])
+    assert [row["probability"] for row in rows] == pytest.approx([found.probability for found in direct], abs=0.01)
+    assert sum(row["label"] == found.label for row, found in zip(rows, direct, strict=True)) >= 54
+
+    def has_used_gpu(_number: int) -> bool:
+        return "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized()
+
+    slots = 4 * spark.sparkContext.defaultParallelism
+    assert any(spark.sparkContext.range(slots, numSlices=slots).map(has_used_gpu).collect())
 
 
 def count_waits(folder: Path, num_steps: int) -> int:

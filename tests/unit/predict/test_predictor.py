@@ -1,8 +1,11 @@
 """The function of inference in a fresh worker of Spark, as an executor starts it."""
 
+import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator
 from pyspark.cloudpickle import dumps
@@ -10,10 +13,10 @@ from pyspark.resource import ResourceInformation
 
 from tasks.config.prediction import PredictConfig
 from tasks.model.training_network import build_classifier
-from tasks.model_package.classifier import save_classifier
-from tasks.predict.predictor import task_gpu
+from tasks.model_package.classifier import ImageClassifier, save_classifier
+from tasks.predict.predictor import predict_batches, task_gpu
 from tasks.predict.scoring import make_predictor
-from tasks.spark.worker_log import EndedTasks
+from tasks.spark.worker_log import EndedTasks, WorkerCount
 from tests.builders.loaded_modules import loaded_modules
 from tests.builders.small_network import SMALL
 from tests.conftest import write_images
@@ -63,6 +66,29 @@ def test_task_has_the_gpu_that_spark_assigned(
     monkeypatch.setattr(task, "_resources", {} if addresses is None else {"gpu": ResourceInformation("gpu", addresses)})
 
     assert task_gpu(num_gpus) == gpu
+
+
+@pytest.mark.parametrize(("is_available", "expected"), [(True, "cuda:0"), (False, "cpu")])
+def test_gpus_of_a_broken_driver_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_available: bool, expected: str
+) -> None:
+    """The driver counts them, and torch cannot use them: the worker predicts on the CPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
+    state = build_classifier(SMALL, "none", 3, freeze_backbone=False).state_dict()
+    save_classifier(tmp_path, SMALL, state, ("blue", "green", "red"), 32)
+    devices = []
+
+    def load(_package: str, device: str) -> ImageClassifier:
+        devices.append(device)
+        return ImageClassifier.load(tmp_path, torch.device("cpu"))
+
+    monkeypatch.setattr("tasks.predict.predictor.load_once", load)
+    batches = iter([pd.Series([b"no image"])])
+    (found,) = predict_batches(batches, "package", 8, 1, 0.0, 1, WorkerCount("predict", os.getpid(), None))
+
+    assert devices == [expected]
+    assert found["error"].notna().all()
 
 
 def test_gpu_outside_of_a_task_is_the_first() -> None:
