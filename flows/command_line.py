@@ -28,7 +28,7 @@ from tasks.environment import PROGRESS_BARS
 from tasks.errors import UserError, WrongInput, explain, loggable
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
-from tasks.system.home import check_home, make_home
+from tasks.system.home import check_home, make_home, rotate
 from tasks.text.log_lines import SingleLineFilter
 
 Config = TypeVar("Config", bound=Run)
@@ -195,6 +195,7 @@ def _route_logs(config: BaseModel) -> str:
     make_home(Path(storage.home))
     log = storage.logs / "flows.log"
     log.parent.mkdir(exist_ok=True)
+    rotate(log)
     file = logging.FileHandler(log)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     setup_logging()  # Prefect would create its handlers only when the flow starts.

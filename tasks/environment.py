@@ -308,7 +308,7 @@ def import_configured(*modules: str) -> None:
                     import_module(library)
             import_module(module)
             sys.stderr.write(printed.getvalue())
-        except ValueError as error:  # also of pydantic, and of a file that is not TOML
+        except ValueError as error:  # also of pydantic, and of an invalid TOML file
             problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             refused = str(error).lower()  # A library may have changed the case of the value.
             given = [

@@ -21,7 +21,7 @@ from deployments.stack.login import MLFLOW_LOGIN, OWN_STRING, auth_string, autho
 from deployments.stack.serving import HOST, LOCAL_NAMES, listen, refuse_connections
 from tasks.environment import MLFLOW_PORT, no_proxy
 from tasks.storage import tracking_file
-from tasks.system.home import make_private_file
+from tasks.system.home import make_private_file, rotate
 
 REPORT_SECONDS = 15.0
 """Interval of the messages about the process that the stack waits for."""
@@ -270,7 +270,7 @@ class LocalStack:
         return name in dict(self._processes)
 
     def check_alive(self, *names: str) -> None:
-        """Check that the processes of the stack run; for one of DISPENSABLE, only print a warning.
+        """Check that the processes of the stack run; for one of DISPENSABLE, only print a warning. Rotate their logs.
 
         Args:
             names: Processes to check; all of them if none is given.
@@ -279,6 +279,7 @@ class LocalStack:
             RuntimeError: A process has ended; the message names it and has the last lines of its log.
         """
         for name, process in list(self._processes):
+            rotate(self.log_file(name))
             if names and name not in names:
                 continue
             if process.poll() is None or (name in ENDING and process.returncode == 0):

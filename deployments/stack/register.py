@@ -43,6 +43,9 @@ UNFINISHED_STATES = ("RUNNING", "PENDING", "CANCELLING")
 HEARTBEAT_AUTOMATION = "lakevision: crash runs without a heartbeat"
 """Name of the automation that marks runs without a heartbeat as crashed."""
 
+WAITING_AUTOMATION = "lakevision: skip scheduled runs that would wait"
+"""Name of the automation that cancels scheduled runs while an earlier run of their deployment has not ended."""
+
 SILENCE = timedelta(seconds=900)
 """Time without a heartbeat after which a run counts as lost: five of Prefect's default intervals. A machine that is
 busy or unreachable for some minutes loses no run. The workers of this project send one every 30 s."""
@@ -85,15 +88,19 @@ def create_pools(client: SyncPrefectClient) -> None:
             )
 
 
+def create_automation(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    """Create an automation if it is missing; an existing one of its name keeps the user's settings."""
+    if not client.read_automations_by_name(automation.name):
+        client.create_automation(automation)
+
+
 def crash_silent_runs(client: SyncPrefectClient, silence: timedelta = SILENCE) -> None:
-    """Create the automation if it is missing; an existing one keeps the user's settings.
+    """Create the automation for runs without a heartbeat.
 
     Args:
         client: Client of the server.
         silence: Time without a heartbeat after which a run is marked as crashed.
     """
-    if client.read_automations_by_name(HEARTBEAT_AUTOMATION):
-        return
     trigger = EventTrigger.model_validate(
         {
             "posture": Posture.Proactive,
@@ -108,8 +115,35 @@ def crash_silent_runs(client: SyncPrefectClient, silence: timedelta = SILENCE) -
     message = f"It has sent no heartbeat for {silence.total_seconds():.0f} s: its process, worker or machine is gone."
     action = ChangeFlowRunState(state=StateType.CRASHED, message=message)
     about = "A run whose machine is gone would stay Running, and keep its slot."
-    client.create_automation(
-        AutomationCore(name=HEARTBEAT_AUTOMATION, description=about, trigger=trigger, actions=[action])
+    create_automation(
+        client, AutomationCore(name=HEARTBEAT_AUTOMATION, description=about, trigger=trigger, actions=[action])
+    )
+
+
+def skip_waiting_runs(client: SyncPrefectClient) -> None:
+    """Create the automation for scheduled runs whose deployment is at its concurrency limit.
+
+    A run that a user starts waits for the slot, as `collision_strategy` says; Prefect has no strategy by kind of run.
+    """
+    trigger = EventTrigger.model_validate(
+        {
+            "posture": Posture.Reactive,
+            "match": {"prefect.resource.id": "prefect.flow-run.*"},
+            "match_related": [
+                {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
+                for tag in ("auto-scheduled", "lakevision")
+            ],
+            "for_each": ["prefect.resource.id"],
+            "expect": ["prefect.flow-run.AwaitingConcurrencySlot"],
+            "threshold": 1,
+            "within": timedelta(0),
+        }
+    )
+    message = "The run before it has not ended; the next scheduled run does its work."
+    action = ChangeFlowRunState(state=StateType.CANCELLED, name="Skipped", message=message)
+    about = "Scheduled runs would pile up behind a run that takes longer than their interval."
+    create_automation(
+        client, AutomationCore(name=WAITING_AUTOMATION, description=about, trigger=trigger, actions=[action])
     )
 
 
@@ -312,6 +346,7 @@ def main(arguments: Sequence[str]) -> None:
             cancel_orphans(client, began)
         create_pools(client)
         crash_silent_runs(client)
+        skip_waiting_runs(client)
         folder = lakevision_home() / "prefect"
         record, unfinished = folder / "deployed.json", folder / "edited.json"
         name_schedules(client)

@@ -24,6 +24,7 @@ from tasks.spark.settings import session_settings
 from tasks.spark.worker_log import forward_worker_lines, stderr_into
 from tasks.storage import Storage
 from tasks.system.cores import free_memory
+from tasks.system.home import rotate
 
 logger = logging.getLogger("lakevision.spark")
 
@@ -153,6 +154,7 @@ def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
     try:
         settings = session_settings(config, storage, master, scratch, java, submitted)
         builder = SparkSession.builder.master(master).appName("lakevision").config(map=dict(settings))
+        rotate(log)
         with stderr_into(log):
             if is_authenticated_by_secret(master):
                 gateway.start_authenticated_jvm(settings)

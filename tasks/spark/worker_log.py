@@ -142,6 +142,8 @@ def forward_worker_lines(log: Path) -> Iterator[None]:
             file.seek(start)
             while True:
                 last_round = stop.is_set()
+                if os.fstat(file.fileno()).st_size < file.tell():
+                    file.seek(0)  # Another process has rotated the log.
                 for line in file:
                     if PROGRESS_MARK in line:
                         _read_count(line)

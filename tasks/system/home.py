@@ -1,7 +1,9 @@
-"""Permissions of the home folder: accessible to its owner only."""
+"""Permissions of the home folder, accessible to its owner only, and rotation of its logs."""
 
 import os
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from tasks.errors import WrongInput
@@ -121,3 +123,15 @@ def _restrict(path: Path, mode: int) -> bool:
     except OSError:  # Some file systems do not support modes.
         return False
     return True
+
+
+MAX_LOG_BYTES = 50_000_000
+"""Size from which on a log is rotated; its former part is kept as NAME.1."""
+
+
+def rotate(log: Path) -> None:
+    """Copy a log that is too long to NAME.1, and empty it: processes that append to it need not open it again."""
+    if log.is_file() and log.stat().st_size > MAX_LOG_BYTES:
+        with suppress(OSError):  # A full disk is reported by the work itself.
+            shutil.copyfile(log, f"{log}.1")
+            os.truncate(log, 0)

@@ -182,10 +182,8 @@ def test_unreachable_server_of_a_profile_is_named_by_it(tmp_path):
     ("name", "value", "sentence"),
     [
         ("PREFECT_LOGGING_LEVEL", "verbose", "{} is 'verbose', with which prefect cannot be imported (Input should be"),
-        ("PREFECT_API_REQUEST_TIMEOUT", "soon", "{} is 'soon', with which prefect cannot be imported (Input should be"),
         ("PREFECT_PROFILES_PATH", "cut.toml", "a setting of prefect is invalid, with which prefect cannot be imported"),
         ("MLFLOW_LOGGING_LEVEL", "verbose", "{} is 'verbose', with which mlflow cannot be imported (Unknown level"),
-        ("MLFLOW_CONFIGURE_LOGGING", "maybe", "{} is 'maybe', with which mlflow cannot be imported"),
     ],
 )
 def test_invalid_setting_of_a_library_is_a_one_sentence_error(tmp_path, name, value, sentence):

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.states import Cancelling, Running
+from prefect.states import Cancelled, Cancelling, Pending, Running
 from pydantic import ValidationError
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -634,6 +634,30 @@ with get_client(sync_client=True) as client:
     assert errors == "[]"
     assert left == []
     assert b"Traceback" not in log.read_bytes()[before:]
+
+
+def test_scheduled_runs_do_not_pile_up_behind_a_long_run(stack):
+    """A scheduled run is skipped while its deployment has a run; a run that a user starts waits for its end."""
+    with client_of(stack) as client:
+        deployment = client.read_deployment_by_name("predict-batch/predict-batch").id
+
+        def ask_for_slot(*tags: str) -> UUID:
+            tagged = ["lakevision", *tags]  # as the scheduler and a submission pass them on
+            run = client.create_flow_run_from_deployment(deployment, tags=tagged)
+            client.set_flow_run_state(run.id, Pending())
+            return run.id
+
+        running = ask_for_slot("auto-scheduled")
+        started, scheduled = ask_for_slot(), ask_for_slot("auto-scheduled")
+        deadline = time.monotonic() + 60
+        while (state := client.read_flow_run(scheduled).state).name != "Skipped":
+            assert time.monotonic() < deadline, state
+            time.sleep(0.3)
+        assert (state.type.value, state.message.split(";")[0]) == ("CANCELLED", "The run before it has not ended")
+        names = [client.read_flow_run(run).state.name for run in (running, started)]
+        assert names == ["Pending", "AwaitingConcurrencySlot"]
+        for run in (running, started):
+            client.set_flow_run_state(run, Cancelled(), force=True)
 
 
 KILLED_REGISTRATION = """

@@ -101,7 +101,10 @@ def test_epochs_are_counted_and_a_training_run_that_stops_early_is_done(
 def test_log_lines_of_workers_are_counted(
     updates: list[StepProgress], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only complete lines of this driver are counted, since all runs under one home write to the same file."""
+    """Only complete lines of this driver are counted, since all runs under one home write to the same file.
+
+    Another run may rotate the file.
+    """
     monkeypatch.setattr(worker_log, "UPDATE_SECONDS", 0.0)
     for driver in (os.getpid(), os.getpid() + 1):
         of_task = WorkerCount("etl", driver)
@@ -110,11 +113,12 @@ def test_log_lines_of_workers_are_counted(
     lines = capfd.readouterr().err
     log = tmp_path / "spark.log"
     log.touch()
-    with listener(updates.append), counted("etl", 10):
-        with forward_worker_lines(log):
-            log.write_text(f"{lines}{worker_log.PROGRESS_MARK}{os.getpid()} etl 5 lake\n")
-        time.sleep(0)
-    assert [progress.done for progress in updates] == [0, 3, 4, 10]
+    with listener(updates.append), counted("etl", 10), forward_worker_lines(log):
+        log.write_text(f"{lines}{worker_log.PROGRESS_MARK}{os.getpid()} etl 5 lake\n")
+        while updates[-1].done < 4:
+            time.sleep(0.05)
+        log.write_text(f"{worker_log.PROGRESS_MARK}{os.getpid()} etl 1 2\n")
+    assert [progress.done for progress in updates] == [0, 3, 4, 6, 10]
 
 
 def test_ended_task_is_counted_on_the_driver_without_its_log_lines(

@@ -10,7 +10,8 @@ import pytest
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.storage import resolve_storage
-from tasks.system.home import check_home, is_shared, make_home, make_private_file
+from tasks.system import home as home_module
+from tasks.system.home import check_home, is_shared, make_home, make_private_file, rotate
 from tasks.tracking.server import prepare_tracking
 
 
@@ -118,3 +119,18 @@ def test_home_that_this_user_cannot_write_to_is_refused_in_a_sentence(home: str,
             os.seteuid(user)
             (folder / closed).chmod(0o777)
     assert f"cannot write to '{folder / closed}', whose owner has the id {user}: give a home" in str(refused.value)
+
+
+def test_long_log_is_rotated_while_a_process_appends_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One former part is kept; a server that runs for months writes on without opening its log again."""
+    log = tmp_path / "prefect-server.log"
+    rotate(log)  # before its first line
+    monkeypatch.setattr(home_module, "MAX_LOG_BYTES", 10)
+    with log.open("ab", buffering=0) as server:
+        for lines in (b"first\n", b"second\n", b"third\n", b"a fourth line\n"):
+            server.write(lines)
+            rotate(log)
+        server.write(b"fifth\n")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["prefect-server.log", "prefect-server.log.1"]
+    assert (tmp_path / "prefect-server.log.1").read_bytes() == b"third\na fourth line\n"
+    assert log.read_bytes() == b"fifth\n"
