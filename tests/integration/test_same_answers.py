@@ -57,6 +57,9 @@ def images() -> dict[str, bytes]:
 
     made = {f"noise-{number}": encoded(noise(40 + 9 * number, 60), "JPEG") for number in range(9)}
     made |= {"transparent": encoded(noise(50, 30, "RGBA")), "gray": encoded(noise(33, 99, "L"), "BMP")}
+    upright, exif = noise(70, 40), Image.Exif()
+    exif[0x0112] = 6
+    made |= {"upright": encoded(upright), "turned": encoded(upright.transpose(Image.Transpose.ROTATE_90), exif=exif)}
     made |= {"empty": b"", "text": b"no image at all", "cut": made["noise-1"][:150]}
     return made
 
@@ -261,6 +264,8 @@ def test_all_ways_give_the_same_answers(spark: SparkSession, storage: Storage, t
     expected = of_python(folder)
 
     assert {row["label"] for row in expected} > {"unsure", None}
+    by_name = dict(zip(CONTENTS, expected, strict=True))
+    assert by_name["turned"] == by_name["upright"], "EXIF rotation"
     assert [name for name, row in zip(CONTENTS, expected, strict=True) if row["error"]] == ["empty", "text", "cut"]
     assert {len(row["top_labels"]) for row in expected} == {0, TOP_K}
     answers = {
