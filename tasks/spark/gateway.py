@@ -233,6 +233,22 @@ def stop_jvm() -> None:
     _forget_gateway()
 
 
+_of_parent: list[object] = []
+
+
+def keep_parents_objects(*others: object) -> None:
+    """Reset pyspark's state in a forked process, without an effect on the JVM of its parent.
+
+    Args:
+        others: Further objects to keep. When Python frees an object, py4j frees that of the JVM, which the parent uses.
+    """
+    context, session = SparkContext._active_spark_context, SparkSession._instantiatedSession
+    _of_parent.extend(
+        [SparkContext._gateway, SparkContext._jvm, context, session, SparkSession._activeSession, *others]
+    )
+    _forget_gateway()
+
+
 def _forget_gateway() -> None:
     SparkContext._gateway = None
     SparkContext._jvm = None

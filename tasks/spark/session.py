@@ -5,11 +5,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -20,7 +21,7 @@ from tasks.spark import gateway
 from tasks.spark.cluster import is_authenticated_by_secret, is_local, python_of_workers, session_master
 from tasks.spark.jvm import check_java
 from tasks.spark.scratch import Scratch, scratch_root
-from tasks.spark.settings import session_settings
+from tasks.spark.settings import check_callers_session, session_settings
 from tasks.spark.worker_log import forward_worker_lines, stderr_into
 from tasks.storage import Storage
 from tasks.system.cores import free_memory
@@ -33,16 +34,26 @@ Result = TypeVar("Result")
 BROADCAST_ROWS = 1_000_000
 """Tables of up to this many rows without images (about 100 bytes each) are broadcast: no image is shuffled."""
 
+WAIT_SECONDS = 0.5
+"""Time after which a thread that waits for Spark can be interrupted."""
+
 SPARE_HEAPS = 4
 """Free memory from which an idle JVM is kept during a training run, in multiples of its maximum heap."""
 
 
 @dataclass
 class _SessionState:
-    """Nesting depth of `keep_spark`, the session kept open for the next stage, and its temporary files."""
+    """The session that this module started, and its users: Spark has one session per process, whatever its threads."""
 
-    scopes: int = 0
+    turn: threading.RLock = field(default_factory=threading.RLock)
+    """Held by the thread that uses a session: the jobs, progress and log lines of two runs would be taken for one."""
+    uses: int = 0
+    """Nesting depth of `spark_session` in that thread."""
+    scopes: set[object] = field(default_factory=set)
+    """The open scopes of `keep_spark`, of all threads; the last one stops the session."""
     session: SparkSession | None = None
+    started_by: tuple[int, SparkConfig, str] | None = None
+    """Thread, settings and home of the session."""
     forwarding: bool = False
     scratch: Scratch | None = None
 
@@ -52,13 +63,17 @@ _state = _SessionState()
 
 @contextmanager
 def keep_spark() -> Iterator[None]:
-    """Keep the first session opened inside open for all later ones inside, and stop it at the end."""
-    _state.scopes += 1
+    """Keep the first session opened inside open for all later ones inside, and stop it at the end.
+
+    If other threads have such scopes as well, the session is stopped at the end of the last one.
+    """
+    scope = object()
+    _state.scopes.add(scope)
     try:
         yield
     finally:
-        _state.scopes -= 1
-        if _state.scopes == 0:
+        _state.scopes.remove(scope)
+        if not _state.scopes:
             _stop_kept_session()
 
 
@@ -66,21 +81,41 @@ def release_memory_for_training(config: SparkConfig) -> None:
     """Stop the kept session before a long stage without Spark, unless it is local and there is memory for both.
 
     Another session costs the start of a JVM and the loading of its classes, about ten seconds; an idle JVM costs its
-    heap. On a cluster an idle session would hold its executors for hours.
+    heap. On a cluster an idle session would hold its executors for hours. A session that another thread uses stays.
     """
-    if _state.session is None:
+    if (session := _state.session) is None:
         return
     is_roomy = free_memory() >= SPARE_HEAPS * memory_bytes(config.driver_memory)
-    if is_roomy and is_local(str(_state.session.sparkContext.master)):
+    if is_roomy and is_local(str(session.sparkContext.master)):
         return
     logger.info("Spark is stopped until it is needed again")
     _stop_kept_session()
 
 
 def _stop_kept_session() -> None:
-    session, _state.session = _state.session, None
-    if session is not None:
-        _stop(session)
+    if not _state.turn.acquire(blocking=False):
+        return  # Another thread uses it, and stops it at its end.
+    try:
+        if (session := _state.session) is not None and not _state.uses:
+            _state.session = None
+            _stop(session)
+    finally:
+        _state.turn.release()
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Wait until no other thread of this process uses Spark."""
+    if not _state.turn.acquire(blocking=False):
+        logger.info("another run of this process uses Spark: waiting until it ends")
+        while not _state.turn.acquire(timeout=WAIT_SECONDS):
+            pass  # A time limit ends a thread between two waits.
+    _state.uses += 1
+    try:
+        yield
+    finally:
+        _state.uses -= 1
+        _state.turn.release()
 
 
 @contextmanager
@@ -103,26 +138,42 @@ def _forwarded(log: Path) -> Iterator[None]:
 def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSession]:
     """Yield a Spark session with Delta: the active one, or a new session that is stopped at the end.
 
-    A retry after the JVM was killed starts another JVM.
+    A retry after the JVM was killed starts another JVM. Threads of one process use Spark one after the other.
 
     Raises:
-        WrongInput: No Java 17 or 21, as `cluster_settings`, or Spark cannot use its settings.
+        WrongInput: No Java 17 or 21, as `cluster_settings` and `check_callers_session`, or Spark cannot use its settings.
         ClusterUnavailable: As `cluster_settings`.
         SparkFailed: Spark did not start, or work inside failed in the JVM or in a Python worker.
     """
     log = storage.logs / "spark.log"
-    _forget_dead_jvm()
-    active = SparkSession.getActiveSession()
-    session = _start(config, storage, log) if active is None else active
-    try:
+    with keep_spark(), _turn():
+        session = _find_or_start(config, storage, log)
         with _forwarded(log), gateway.failures_as_text(log), _jobs_ended(session):
             yield session
-    finally:
-        if active is None:
-            if _state.scopes:
-                _state.session = session
-            else:
-                _stop(session)
+
+
+def _find() -> SparkSession | None:
+    """Return the running session of this process, if there is one."""
+    _forget_dead_jvm()
+    if SparkContext._active_spark_context is None:
+        return None
+    # In a thread that has not used the session, it is not active.
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+
+
+def _find_or_start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
+    session, wanted = _find(), (threading.get_ident(), config, storage.home)
+    if session is not None and _state.session is None:
+        check_callers_session(session)
+        return session
+    started = _state.started_by or wanted
+    if session is not None and _state.uses == 1 and started[0] != wanted[0] and started[1:] != wanted[1:]:
+        _stop(session)  # Kept for a run in another thread.
+        session = None
+    if session is None:
+        session = _start(config, storage, log)
+        _state.session, _state.started_by = session, wanted
+    return session
 
 
 @contextmanager
@@ -143,6 +194,7 @@ def _jobs_ended(session: SparkSession) -> Iterator[None]:
 
 
 def _start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:
+    gateway.stop_jvm()  # That of a session which its caller has stopped: it has another class path and heap.
     submitted = gateway.submitted_settings()
     master = session_master(config, submitted)
     java = "" if submitted else check_java()
@@ -217,8 +269,7 @@ def try_without_spark(
         ClusterUnavailable: As `spark_session`.
         SparkFailed: As `spark_session`.
     """
-    _forget_dead_jvm()
-    if even_if_open or SparkSession.getActiveSession() is None:
+    if even_if_open or not _is_open():
         try:
             return work(None)
         except NeedsSpark:
@@ -227,7 +278,18 @@ def try_without_spark(
         return work(session)
 
 
+def _is_open() -> bool:
+    """Return whether there is a session that this thread can use at once."""
+    if not _state.turn.acquire(blocking=False):
+        return False
+    try:
+        return _find() is not None
+    finally:
+        _state.turn.release()
+
+
 def _stop(session: SparkSession) -> None:
+    _state.session = None
     if gateway.jvm_is_alive():
         try:
             session.stop()
@@ -242,12 +304,23 @@ def _stop(session: SparkSession) -> None:
 
 def _forget_dead_jvm() -> None:
     if gateway.forget_dead_jvm():
+        _state.session = None
         _remove_scratch()
 
 
 def _stop_jvm() -> None:
     gateway.stop_jvm()
     _remove_scratch()
+
+
+def _forget_parents_session() -> None:
+    """Let a forked process start a session of its own: answers to both processes would mix on one connection."""
+    global _state  # noqa: PLW0603  # the state of the process, which is another one now
+    gateway.keep_parents_objects(_state)
+    _state = _SessionState()
+
+
+os.register_at_fork(after_in_child=_forget_parents_session)
 
 
 def _remove_scratch() -> None:

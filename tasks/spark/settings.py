@@ -1,11 +1,18 @@
-"""Settings of a new Spark session with Delta, on this machine or on a cluster."""
+"""Settings of a new Spark session with Delta, on this machine or on a cluster, and what a caller's session needs."""
 
 import re
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
 from tasks.config.values import memory_bytes
 from tasks.environment import java_environment
+from tasks.errors import WrongInput
 from tasks.spark.cluster import cluster_settings, is_in_driver
 from tasks.spark.gateway import add_to_class_path, place_of_class
 from tasks.spark.jvm import delta_jars, jars_folder, java_options
@@ -13,6 +20,10 @@ from tasks.storage import Storage
 from tasks.system.cores import num_cores
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_SETTINGS = {
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
 
 SERIAL_CORES, SERIAL_HEAP_BYTES = 4, 4 << 30
 """Cores and heap up to which one thread collects the JVM's garbage.
@@ -47,9 +58,7 @@ def session_settings(
         ClusterUnavailable: As `cluster_settings`.
     """
     cores = num_cores()
-    settings = {
-        "spark.sql.extensions": DELTA_EXTENSION,
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    settings = DELTA_SETTINGS | {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": f"{storage.home}/spark-warehouse",
         "spark.driver.memory": config.driver_memory,
@@ -112,3 +121,44 @@ def session_settings(
         add_to_class_path(jars)
         merged["spark.jars"] = ",".join(filter(None, [submitted.get("spark.jars"), *jars]))
     return merged | config.conf
+
+
+def check_callers_session(session: SparkSession) -> None:
+    """Check that a session which the caller has built can do the work of a stage.
+
+    Raises:
+        WrongInput: It has no Delta, or its Python workers cannot run this project's functions.
+    """
+    lacking = [
+        f"setting {name}" for name in DELTA_SETTINGS if DELTA_SETTINGS[name] not in str(session.conf.get(name, ""))
+    ]
+    if lacking or place_of_class(DELTA_EXTENSION) is None:
+        settings = " and ".join(f"{name}={value}" for name, value in DELTA_SETTINGS.items())
+        raise WrongInput(
+            f"the active Spark session lacks Delta's {lacking[0] if lacking else 'jars'}",
+            way_out=f"build it by delta.configure_spark_with_delta_pip with {settings}, or call its stop(), and another"
+            " is started",
+        )
+    python, own = session.sparkContext.pythonExec, Path(sys.executable)
+    found = Path(shutil.which(python) or "")
+    if (found.parent, found.resolve()) == (own.parent, own.resolve()):
+        return
+    try:
+        session.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
+    except Exception as error:  # Of Python, of the JVM, or of the system that does not find the program.
+        raise WrongInput(
+            f"the Python workers of the active Spark session run '{python}', which cannot run a stage "
+            f"({_reason(error)})",
+            way_out=f"set PYSPARK_PYTHON to {sys.executable} before it is built, or call its stop(), and another is "
+            "started",
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the last error in a text that may have tracebacks of Python and of the JVM."""
+    lines = [line.strip() for line in str(error).splitlines() if re.search(r"Error: |error=", line)]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches

@@ -146,6 +146,9 @@ class Training:
         """Train a phase; return whether the time budget is used up."""
         train, progress, reducer, model = self._train, self.progress, self._reducer, trainable.model
         optimizer = reducer.wrap_optimizer(trainable.optimizer, model.named_parameters())
+        num_threads = torch.get_num_threads()
+        if train.trains_head_only and model is context.classifier.head:
+            torch.set_num_threads(1)  # Several threads add up the products of a head in another order.
 
         def save() -> None:
             with working("writing a checkpoint"):
@@ -205,6 +208,7 @@ class Training:
                 self.checkpoints.save(content, progress, self._record.run_id)
             raise
         finally:
+            torch.set_num_threads(num_threads)
             reducer.release_optimizer(optimizer)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import mlflow
@@ -10,7 +11,7 @@ import torch
 
 from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput
-from tasks.refs import TableRef
+from tasks.refs import TEST, TRAIN, VAL, TableRef
 from tasks.tracking.runs import BATCH_SIZE_TAG, CONTINUES_TAG, read_artifact, run_metrics
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.run import train_model
@@ -207,15 +208,17 @@ def test_runs_of_older_releases_under_another_key_are_resumed_and_found(workspac
     assert train_counted(workspace, storage, train) == (run, 0)
 
 
-def test_threads_do_not_change_a_head_on_cached_features(workspace, tmp_path):
-    """The key of the run leaves them out, since the weights are bit-identical."""
+def test_threads_do_not_change_a_head_on_cached_features(workspace, make_home, tmp_path):
+    """The key of the run leaves them out, since the weights are bit-identical, also with batches that threads share."""
+    workspace = replace(workspace, cache=coloured_cache(str(tmp_path / "large"), rows={TRAIN: 300, VAL: 9, TEST: 9}))
     states = []
-    for storage, num_threads in ((workspace.uninterrupted, 1), (workspace.interrupted, 2)):
-        run, _steps = train_counted(
-            workspace, storage, workspace.settings(max_epochs=2, seed=24, num_threads=num_threads)
-        )
-        states.append(logged_weights(storage, run, tmp_path))
-    assert same_tensors(*states)
+    for num_threads in (1, 2, 4):
+        train = workspace.settings(max_epochs=2, seed=24, num_threads=num_threads, batch_size=256)
+        storage = make_home(f"threads-{num_threads}")
+        run, _steps = train_counted(workspace, storage, train)
+        states.append(logged_weights(storage, run, tmp_path / str(num_threads)))
+    assert same_tensors(states[0], states[1])
+    assert same_tensors(states[0], states[2])
 
 
 def test_automatic_batch_size_stays_on_resume(workspace, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Start of a Spark session, counts of its tasks, and messages of work that failed in it."""
 
+import json
 import os
 import socket
 import struct
@@ -19,13 +20,16 @@ from pyspark.sql import functions as F
 
 from tasks.config.storage import SparkConfig
 from tasks.environment import PRELOAD
+from tasks.errors import WrongInput
 from tasks.progress import count
 from tasks.progress.count import counted, listener
 from tasks.spark.gateway import SparkFailed, shorten_exception
 from tasks.spark.jvm import check_java, class_archive
 from tasks.spark.session import preload, spark_session, try_without_spark
+from tasks.spark.settings import check_callers_session
 from tasks.spark.worker_log import WorkerCount, count_ended_tasks
-from tests.builders.processes import ROOT
+from tests.builders.processes import ROOT, plain_environment, run_python
+from tests.builders.shared_process import ROWS
 
 
 def fail(batches):
@@ -168,6 +172,35 @@ def test_closed_worker_socket_is_reported_as_a_killed_worker():
     assert shorten_exception(f"{missing[:-1]} with code -1") == f"{missing[:-1]} with code -1"
     assert shorten_exception(CLOSED_SOCKET).endswith("java.io.EOFException")
     assert shorten_exception("java.io.EOFException\n\tat org.apache.parquet.Reader") == "java.io.EOFException"
+
+
+@pytest.mark.long
+def test_threads_forks_and_a_callers_session_share_one_process(tmp_path):
+    """Threads use Spark in turn, a fork has a JVM of its own, and a caller's session without Delta is refused alive."""
+    done = run_python(
+        "-m", "tests.builders.shared_process", str(tmp_path), environment=plain_environment(), timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    refused, alive = results.pop("caller")
+    assert refused.startswith("the active Spark session lacks Delta's setting spark.sql.extensions: build it by")
+    assert alive == "3"
+    twice = 2 * ROWS
+    assert results == {"threads": [twice, twice], "child": twice, "after": twice, "stopped": True}
+    assert not [path for path in tmp_path.glob("*/spark-temp/*") if path.is_dir()]
+
+
+def test_callers_session_needs_delta_and_workers_that_can_run_a_stage(spark, monkeypatch):
+    """A session with Delta and this Python is accepted by any name of it, and one with another Python is not."""
+    check_callers_session(spark)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(Path(sys.executable).with_name("python3")))
+    check_callers_session(spark)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python3")
+    with pytest.raises(WrongInput, match=r"run '/nowhere/python3', which cannot .*No such file.*: set PYSPARK_PYTHON"):
+        check_callers_session(spark)
+    monkeypatch.setattr("tasks.spark.settings.place_of_class", lambda name: None)
+    with pytest.raises(WrongInput, match="lacks Delta's jars: build it by delta.configure_spark_with_delta_pip"):
+        check_callers_session(spark)
 
 
 STARTED = """

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from pyspark.serializers import CloudPickleSerializer
 
 from tasks.config.etl import EtlConfig
 from tasks.etl import extract
 from tasks.etl.extract import Edges, dhash, examine_image, make_decoder, make_reader, read_image
 from tasks.etl.listing import list_images
-from tasks.model_package.decode import fit_within
+from tasks.model_package.decode import decode_pixels, fit_within, letterbox
 from tasks.refs import SPLITS, TRAIN
 from tasks.schema import READ_ARROW
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
@@ -55,6 +55,24 @@ def to_read(source: Path) -> pa.Table:
     """Return the files of a source as new files to read."""
     listing = list_images(source).table()
     return listing.append_column("ledger_sha256", pa.nulls(listing.num_rows, pa.string()))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_image_is_turned_upright_once(orientation: int, tmp_path: Path) -> None:
+    """Stored as it is, or scaled down, it has the pixels of PIL's upright image, in every format with EXIF."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for stored_side, number in ((512, 1), (48, 2)):
+        for name, options in (("JPEG", {"quality": 95}), ("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})):
+            file = tmp_path / f"{name}-{number}"
+            corners = Image.fromarray(np.array([[[250, 10, 10], [10, 250, 10]], [[10, 10, 250], [240, 240, 20]]], "u1"))
+            corners.resize((90, 60), Image.Resampling.NEAREST).save(file, name, exif=exif, **options)
+            row = read(file, tmp_path, stored_side=stored_side)
+            upright = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
+            assert (row["width"], row["height"]) == upright.size
+            pixels = decode_pixels(row["content"], 32).astype(int)
+            expected = letterbox(upright, 32).astype(int)
+            assert np.abs(pixels - expected).mean() < 12, (name, stored_side)
 
 
 def test_small_image_is_stored_byte_for_byte(tmp_path: Path) -> None:
