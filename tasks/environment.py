@@ -324,6 +324,11 @@ def import_configured(*modules: str) -> None:
             ) from None
 
 
+def configures_mlflow() -> bool:
+    """Return whether a variable is set that MLflow reads when it is imported."""
+    return bool({"MLFLOW_LOGGING_LEVEL", "MLFLOW_CONFIGURE_LOGGING"} & os.environ.keys())
+
+
 def prefect_url_variable() -> str | None:
     """Return the address of the Prefect server in the environment ($PREFECT_API_URL), or None."""
     return os.environ.get("PREFECT_API_URL") or None

@@ -57,15 +57,12 @@ def images() -> dict[str, bytes]:
 
     made = {f"noise-{number}": encoded(noise(40 + 9 * number, 60), "JPEG") for number in range(9)}
     made |= {"transparent": encoded(noise(50, 30, "RGBA")), "gray": encoded(noise(33, 99, "L"), "BMP")}
-<<<<<<< HEAD
     samples = generator.integers(0, 4096, (40, 50, 3))
     made |= {"sixteen": deep_png(samples * 16), "twelve": deep_png(samples, (b"sBIT", b"\x0c\x0c\x0c"))}
     made |= {"lossless": lossless_jpeg(320), "unknown": deep_png(samples)}
-=======
     upright, exif = noise(70, 40), Image.Exif()
     exif[0x0112] = 6
     made |= {"upright": encoded(upright), "turned": encoded(upright.transpose(Image.Transpose.ROTATE_90), exif=exif)}
->>>>>>> part-e
     made |= {"empty": b"", "text": b"no image at all", "cut": made["noise-1"][:150]}
     return made
 
@@ -270,16 +267,10 @@ def test_all_ways_give_the_same_answers(spark: SparkSession, storage: Storage, t
     expected = of_python(folder)
 
     assert {row["label"] for row in expected} > {"unsure", None}
-<<<<<<< HEAD
-    bad = [name for name, row in zip(CONTENTS, expected, strict=True) if row["error"]]
-    assert bad == ["unknown", "empty", "text", "cut"]
-    answer_of = dict(zip(CONTENTS, expected, strict=True))
-    assert answer_of["sixteen"] == answer_of["twelve"]
-=======
     by_name = dict(zip(CONTENTS, expected, strict=True))
     assert by_name["turned"] == by_name["upright"], "EXIF rotation"
-    assert [name for name, row in zip(CONTENTS, expected, strict=True) if row["error"]] == ["empty", "text", "cut"]
->>>>>>> part-e
+    assert by_name["sixteen"] == by_name["twelve"]
+    assert [name for name, row in by_name.items() if row["error"]] == ["unknown", "empty", "text", "cut"]
     assert {len(row["top_labels"]) for row in expected} == {0, TOP_K}
     answers = {
         "one by one": of_one_image_after_the_other(folder),
