@@ -141,7 +141,8 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     A retry after the JVM was killed starts another JVM. Threads of one process use Spark one after the other.
 
     Raises:
-        WrongInput: No Java 17 or 21, as `cluster_settings` and `check_callers_session`, or Spark cannot use its settings.
+        WrongInput: No Java 17 or 21, Spark cannot use its settings, or as `cluster_settings` and
+            `check_callers_session`.
         ClusterUnavailable: As `cluster_settings`.
         SparkFailed: Spark did not start, or work inside failed in the JVM or in a Python worker.
     """

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tasks.cache.manifest import open_cache, write_manifest
+from tasks.model_package.description import AS_BEFORE
 from tasks.predict.evaluation import accuracy_on_cache
 from tasks.predict.scoring import unlearned_labels
 from tasks.refs import CacheRef
@@ -36,8 +37,8 @@ def test_accuracy_compares_classes_in_any_form(make_cache: Callable[..., CacheRe
     cache = write_manifest(cache.url, open_cache(cache).model_copy(update={"classes": (NFC, "b", "c")}))
     classifier = SimpleNamespace(
         image_size=16,
+        decoding=AS_BEFORE,
         classes=(name, "b", "c"),
-        decoding=open_cache(cache).decoding,
         logits=lambda inputs: torch.eye(3)[torch.zeros(len(inputs), dtype=int)],
     )
 
