@@ -2,11 +2,11 @@
 
 import sys
 
-from tasks.environment import import_configured
+from tasks.environment import import_configured, sets_mlflow_log
 from tasks.errors import WrongInput
 
 try:
-    import_configured("prefect.main", "mlflow")
+    import_configured("prefect.main", *(("mlflow",) if sets_mlflow_log() else ()))
 except WrongInput as error:
     if sys.argv[0] != "-m":  # as Python has it while it looks for the module of `python -m flows.train`
         raise

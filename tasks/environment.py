@@ -261,6 +261,11 @@ def rendezvous() -> Rendezvous:
     return Rendezvous(rank, num_ranks, local_rank, local_size, host, int(port), secret)
 
 
+def sets_mlflow_log() -> bool:
+    """Return whether a variable is set that MLflow reads, and may refuse, when it is imported, which takes seconds."""
+    return bool(os.environ.keys() & {"MLFLOW_CONFIGURE_LOGGING", "MLFLOW_LOGGING_LEVEL"})
+
+
 def import_configured(*modules: str) -> None:
     """Import modules of libraries that read their settings, from the environment or a file, when they are imported.
 
