@@ -2,12 +2,11 @@
 
 import sys
 
-from tasks.environment import configures_mlflow, import_configured
+from tasks.environment import import_configured, sets_mlflow_log
 from tasks.errors import WrongInput
 
 try:
-    # MLflow takes seconds to import, and not every run needs it.
-    import_configured("prefect.main", *(["mlflow"] if configures_mlflow() else []))
+    import_configured("prefect.main", *(("mlflow",) if sets_mlflow_log() else ()))
 except WrongInput as error:
     if sys.argv[0] != "-m":  # as Python has it while it looks for the module of `python -m flows.train`
         raise

@@ -288,6 +288,11 @@ def rendezvous() -> Rendezvous:
     return Rendezvous(rank, num_ranks, local_rank, local_size, host, int(port), secret)
 
 
+def sets_mlflow_log() -> bool:
+    """Return whether a variable is set that MLflow reads, and may refuse, when it is imported, which takes seconds."""
+    return bool(os.environ.keys() & {"MLFLOW_CONFIGURE_LOGGING", "MLFLOW_LOGGING_LEVEL"})
+
+
 def import_configured(*modules: str) -> None:
     """Import modules of libraries that read their settings, from the environment or a file, when they are imported.
 
@@ -322,11 +327,6 @@ def import_configured(*modules: str) -> None:
                 f"{named}, with which {library} cannot be imported ({problem})",
                 way_out=f"correct or unset it, in the environment or in {library}'s own files",
             ) from None
-
-
-def configures_mlflow() -> bool:
-    """Return whether a variable is set that MLflow reads when it is imported."""
-    return bool({"MLFLOW_LOGGING_LEVEL", "MLFLOW_CONFIGURE_LOGGING"} & os.environ.keys())
 
 
 def prefect_url_variable() -> str | None:

@@ -73,10 +73,10 @@ def check_batches_fit(
         predict: Settings with which the model is to predict, or None.
         labels: Labels of the images, the classes of that model.
     """
-    from tasks.predict.scoring import check_settings  # Here: it loads pandas.
-
     check_split_size(train, distributed.num_ranks if distributed else 1, images)
     if predict is not None:
+        from tasks.predict.scoring import check_settings  # Here: it loads pandas.
+
         check_settings(predict, labels)
 
 
