@@ -137,7 +137,8 @@ def start_failure(error: BaseException, conf: Mapping[str, str], log: Path) -> B
     """
     if not isinstance(error, Py4JJavaError):
         return error
-    thrown, texts = error.java_exception, list[str]()
+    thrown: Any = error.java_exception
+    texts: list[str] = []
     while thrown is not None and len(texts) < MAX_CAUSES:
         texts.append(shorten_exception(thrown.toString()).splitlines()[0])
         thrown = thrown.getCause()
