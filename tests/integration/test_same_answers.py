@@ -268,8 +268,9 @@ def test_all_ways_give_the_same_answers(spark: SparkSession, storage: Storage, t
 
     assert {row["label"] for row in expected} > {"unsure", None}
     by_name = dict(zip(CONTENTS, expected, strict=True))
-    assert by_name["turned"] == by_name["upright"], "EXIF rotation"
-    assert by_name["sixteen"] == by_name["twelve"]
+    for turned, upright in (("turned", "upright"), ("sixteen", "twelve")):
+        found, wanted = (by_name[name]["top_probabilities"] for name in (turned, upright))
+        assert np.allclose(found, wanted, rtol=1e-3), turned
     assert [name for name, row in by_name.items() if row["error"]] == ["unknown", "empty", "text", "cut"]
     assert {len(row["top_labels"]) for row in expected} == {0, TOP_K}
     answers = {
