@@ -101,7 +101,7 @@ def _bits(
     Raises:
         BadImage: It is unknown, or a sample is outside of it.
     """
-    least, most = int(colours_HWC.min()), int(colours_HWC.max())
+    least, most = int(np.min(colours_HWC)), int(np.max(colours_HWC))
     bits = sample_bits or _stated_bits(colours_HWC, image, content)
     if bits is None and 0 < most < FEW_LEVELS:
         raise BadImage(
@@ -126,7 +126,7 @@ def _stated_bits(colours_HWC: npt.NDArray[np.integer], image: ImageFile.ImageFil
     bits = max(found[: colours_HWC.shape[2]], default=0)
     if not 0 < bits <= 16:
         return None
-    if bits == 16 or int(colours_HWC.max()) >> bits:
+    if bits == 16 or int(np.max(colours_HWC)) >> bits:
         return 16
     # By the specification samples are scaled to 16 bits, whose lower bits are 0 in a dark image. Programs that do not
     # scale them write the same chunk.
