@@ -128,7 +128,8 @@ def skip_waiting_runs(client: SyncPrefectClient) -> None:
     trigger = EventTrigger.model_validate(
         {
             "posture": Posture.Reactive,
-            "match": {"prefect.resource.id": "prefect.flow-run.*"},
+            # Not a run that a user retries or resumes: it has run before, and waits.
+            "match": {"prefect.resource.id": "prefect.flow-run.*", "prefect.run-count": "0"},
             "match_related": [
                 {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{tag}"}
                 for tag in ("auto-scheduled", "lakevision")

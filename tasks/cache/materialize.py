@@ -54,7 +54,7 @@ logger = logging.getLogger("lakevision.cache")
 
 
 MAX_NAMED = 20
-"""Number of images that cannot be decoded that the log names; the manifest has all of them."""
+"""Number of images that cannot be decoded that log and artifact name; the manifest has all of them."""
 
 DIGEST_PARTS = 4
 """Integers of 60 bits in the digest of a group of rows."""

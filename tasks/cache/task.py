@@ -7,7 +7,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.context import TaskRunContext
 
 from tasks.cache.manifest import find_cache, open_cache
-from tasks.cache.materialize import materialize_cache
+from tasks.cache.materialize import MAX_NAMED, materialize_cache
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
 from tasks.orchestration.stage import skipped, stage
@@ -27,6 +27,10 @@ def materialize(cache_config: CacheConfig, table: TableRef, storage: Storage, sp
     """Build the training cache of one Delta version unless it exists."""
     ref, built = materialize_cache(cache_config, table, storage, spark_config)
     if built and (bad := open_cache(ref).quarantined):
-        about = f"Images of `{table.path}` version {table.version} that cannot be decoded: the cache lacks them"
-        create_table_artifact([in_cells(image.model_dump()) for image in bad], key="left-out", description=about)
+        about = (
+            f"{len(bad)} images of `{table.path}` version {table.version} cannot be decoded: the cache lacks them, and "
+            "its `manifest.json` has all of them"
+        )
+        shown = [in_cells(image.model_dump()) for image in bad[:MAX_NAMED]]
+        create_table_artifact(shown, key="left-out", description=about)
     return ref if built else skipped(ref, f"{ref.url} exists already")

@@ -16,7 +16,7 @@ from tasks.cache.write import RowFileWriter, cache_schema
 from tasks.config.cache import CacheConfig
 from tasks.model_package.decode import decode_pixels, encode_jpeg
 from tasks.model_package.description import Decoding
-from tasks.model_package.reasons import BadImage
+from tasks.model_package.reasons import BadImage, Reason
 from tasks.spark.worker_log import EndedParts, WorkerCount, log_from_worker
 
 WRITTEN_COLUMNS = "split string, file string, quarantined string"
@@ -69,6 +69,8 @@ def make_writer(
                 try:
                     pixels = decode_pixels(image["content"], cache_config.image_size, decoding)
                 except BadImage as error:
+                    if error.reason is Reason.UNREADABLE:
+                        raise  # Memory ran out: a retry may decode it.
                     bad.append(QuarantinedImage(sha256=image["sha256"], split=split, reason=str(error)))
                 else:
                     writer.add(pixels, image["label_index"], row)

@@ -158,7 +158,7 @@ class EtlConfig(FrozenConfig):
     )
     decode_version: Literal[1, 2] = Field(
         2,
-        description="Version of the decoding of new tables; a table continues with its own. 1: as in tables of earlier "
+        description="Version of the decoding of new tables; a table of version 1 keeps it. 1: as in tables of earlier "
         "releases, the upper 8 of 16 bits. 2: samples are scaled by their range",
     )
     replace_source: bool = Field(

@@ -173,7 +173,7 @@ def _check_gates(compared: Comparison, etl: EtlConfig, storage: Storage) -> File
         check_deletions(*compared.deletions(), counts.images, etl)
         check_class_sizes(counts, etl)
     except WrongInput as error:
-        if not counts.reasons:
+        if not counts.reasons or error.setting == "etl.max_deleted_fraction":
             raise
         raise _with_unusable_files(error, compared, storage.logs / "unusable-files.csv") from None
     for sentence in small_split_warnings(counts, etl):

@@ -54,11 +54,12 @@ def named_by_folders(path: str, with_split: bool) -> Named:
     """Return the innermost folder of a path as its label, and the split of the first folder with the name of one.
 
     The folder that names the split is not the label: train/1.jpg has none. No other split folder counts: the class of
-    train/test/1.jpg is test.
+    train/test/1.jpg is test. Other names than those of the splits count in paths without these: a class may be valid.
     """
     # As pathlib, which takes ten times as long.
     folders = [folder for folder in path.split("/")[:-1] if folder not in {"", "."}]
-    named = next((folder for folder in folders if folder in SPLIT_FOLDERS), None) if with_split else None
+    known = (folder for names in (SPLITS, SPLIT_FOLDERS) for folder in folders if folder in names)
+    named = next(known, None) if with_split else None
     if named is not None:
         folders.remove(named)  # the first
     return (folders[-1] if folders else None), SPLIT_FOLDERS.get(named or "")
@@ -180,16 +181,19 @@ class _Notation:
     def relative(self, path: str) -> str:
         """Return a path with slashes and without scheme, drive, and the folders up to that of the source."""
         path = unquote(path) if path.startswith("file:") else path
-        path = "/" + re.sub(r"^[\w+.-]{2,}:/", "", path.replace("\\", "/"))
+        path = path.replace("\\", "/")
+        is_absolute = re.match(r"/|[\w+.-]+:/", path) is not None
+        path = "/" + re.sub(r"^[\w+.-]{2,}:/", "", path)
         for end in filter(None, self._ends_of_source):
-            _, found, rest = path.partition(f"/{end}/")
-            if found:
+            before, found, rest = path.partition(f"/{end}/")
+            if found and (is_absolute or not before):
                 return composed(rest)
         return composed(path.lstrip("/"))
 
-    def loose(self, path: str) -> str:
-        """Return a path without what differs between file systems and programs: case, and the extension."""
-        return EXTENSION.sub("", self.relative(path).casefold())
+    @staticmethod
+    def loose(relative: str) -> str:
+        """Return a relative path without what differs between systems and programs: case, and the extension."""
+        return EXTENSION.sub("", composed(relative).casefold())
 
     def differences(self, row: str, path: str) -> str:
         """Return in what a row's path differs from the path of a file, for a message."""
@@ -293,7 +297,8 @@ class PathLabels:
         if (first := next(paths, None)) is None:
             return False
         notation = _Notation(source)
-        exactly, loosely = (_unique(self.absent, form) for form in (notation.relative, notation.loose))
+        exactly = _unique(self.absent, notation.relative)
+        loosely = _unique(self.absent, lambda row: notation.loose(notation.relative(row)))
         matched: dict[str, str] = {}
         candidates: dict[str, list[str]] = {}
         others: list[str] = []
@@ -320,8 +325,9 @@ class PathLabels:
                 "%d of %d paths in %s differ from those in the source in %s, e.g. '%s', which is taken for '%s'",
                 len(matched), self._num_rows, self._etl.labels.file, notation.differences(row, path), row, path,
             )  # fmt: skip
-        for path in difflib.get_close_matches(min(self.absent, default=""), others[:NUM_COMPARED], 1, 0):
-            differences = notation.differences(min(self.absent), path)
+        missed = min(self.absent, default="")
+        for path in difflib.get_close_matches(missed, others[:NUM_COMPARED], 1, 0) if missed else ():
+            differences = notation.differences(missed, path)
             self._nearest = f"; the nearest without a label is '{path}', which differs in {differences}"
         if len(self.absent) == self._num_rows:
             raise _unusable(

@@ -123,7 +123,9 @@ class OwnFolders:
 
     def has_target(self, file: str) -> bool:
         """Return whether the target of a link, a real path, is in a folder that is left out."""
-        return any(file.startswith(f"{found}/") for found in self.locations)
+        return any(file.startswith(f"{found}/") for found in self.locations) or self._is_system(
+            file.removeprefix(self.source), file
+        )
 
     def prefixes(self) -> tuple[str, ...]:
         """Return the folders to leave out of the listing of a URL, relative to it, each with a slash at its end."""

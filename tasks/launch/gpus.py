@@ -36,8 +36,8 @@ def fitting_backend(device: str, settings: DistributedConfig) -> tuple[Backend, 
     """
     if settings.backend != "auto":
         return settings.backend, f"distributed.backend is '{settings.backend}'"
-    if settings.gradient_compression == "bf16" or find_spec("horovod") is None:
-        is_installed = find_spec("horovod") is not None
+    is_installed = find_spec("horovod") is not None
+    if settings.gradient_compression == "bf16" or not is_installed:
         return "torch", "Horovod cannot send bfloat16" if is_installed else "Horovod is not installed"
     fits: tuple[Backend, str] = "horovod", "its build fits the device"
     if settings.num_ranks == 1 or device == "cpu" or (device == "auto" and not gpus_for(device)):

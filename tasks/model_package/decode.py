@@ -137,10 +137,11 @@ def _decode_otherwise(content: bytes, max_pixels: int, min_side: int, decoding: 
     Raises:
         BadImage: Its pixels cannot be decoded; it has the reason.
     """
-    for tried in dict.fromkeys((content, without_metadata(content))):
+    at_full_scale = [content] if content.startswith(b"\xff\xd8\xff") else []
+    for tried in dict.fromkeys([*at_full_scale, without_metadata(content)]):
         try:
             return _decode(tried, max_pixels, min_side, decoding)
-        except BadImage:
+        except (BadImage, MemoryError):
             raise
         except Exception as again:  # As in `decode_sized`.
             logger.debug("an image cannot be decoded: %s", again)
@@ -171,11 +172,14 @@ def decode_sized(
     if (problem := header_problem(content)) is not None:
         raise BadImage(Reason.TOO_MANY_PARTS, problem)
     try:
-        return _decode(content, max_pixels, min_side, decoding, box)
-    except BadImage:
-        raise
-    except Exception as error:  # PIL reports damage with many kinds of errors, depending on the format.
-        return _decode_otherwise(content, max_pixels, min_side, decoding, error)
+        try:
+            return _decode(content, max_pixels, min_side, decoding, box)
+        except (BadImage, MemoryError):
+            raise
+        except Exception as error:  # PIL reports damage with many kinds of errors, depending on the format.
+            return _decode_otherwise(content, max_pixels, min_side, decoding, error)
+    except MemoryError:  # It says nothing about the file: ETL reads it again with its next run.
+        raise BadImage(Reason.UNREADABLE, "memory ran out while it was decoded") from None
 
 
 def fitted_size(size: tuple[int, int], side: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from .structure import SCAN, jpeg_segments
 
 
 class Reason(StrEnum):
-    """Reason why a file is quarantined; ledgers of all releases have these values."""
+    """Reason why a file is quarantined; ledgers have these values, so none is renamed."""
 
     ZERO_BYTES = "zero_bytes"
     NOT_AN_IMAGE = "not_an_image"
@@ -61,7 +61,7 @@ _SIGNATURES = {
     "ICO": rb"\0\0[\x01\x02]\0[^\0]",
     "PNM": rb"P[1-7]\s",
     "PSD": rb"8BPS\0",
-    "SVG": rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!.*?>\s*)*<svg\b",
+    "SVG": rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<![^>]*>\s*)*<svg\b",
     "PostScript": rb"%!PS",
     "PDF": rb"%PDF-",
     "OpenEXR": rb"v/1\x01",
@@ -147,4 +147,6 @@ def _ends_early(content: bytes, name: str, image: Image.Image | None) -> bool:
     offsets, counts = (
         image.tag_v2.get(tag, ()) for tag in (TiffImagePlugin.STRIPOFFSETS, TiffImagePlugin.STRIPBYTECOUNTS)
     )
-    return any(offset + count > len(content) for offset, count in zip(offsets, counts, strict=False))
+    # In a damaged file they may be of another type.
+    strips = [pair for pair in zip(offsets, counts, strict=False) if all(isinstance(number, int) for number in pair)]
+    return any(offset + count > len(content) for offset, count in strips)

@@ -145,7 +145,9 @@ def start_failure(error: BaseException, conf: Mapping[str, str], log: Path) -> B
     problem = f"Spark does not start ({'; caused by '.join(texts)})"
     if not any(text.partition(":")[0].endswith(WRONG_SETTINGS) for text in texts):
         return SparkFailed(f"{problem}, see {log}: run again")
-    named = [name for name, value in conf.items() if name in problem or value in problem] or list(conf)
+    # A short value, such as a number, may be in the message for another reason.
+    named = [name for name, value in conf.items() if name in problem or (len(value) > 3 and value in problem)]
+    named = named or list(conf)
     given = ", ".join(f"{name} '{conf[name]}'" for name in named)
     return WrongInput(problem, setting="spark.conf", way_out=f"correct {given or 'the settings of the group spark'}")
 

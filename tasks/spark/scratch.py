@@ -54,7 +54,8 @@ def remove_abandoned(root: Path, *, locks_hold: bool) -> None:
         root: Parent folder of all of them.
         locks_hold: Whether locks of other machines are seen here; if not, only folders of this machine are removed.
     """
-    folders = root.glob("*" if locks_hold else f"{glob.escape(_own_prefix())}*")
+    # With the whole id: the name of another machine may begin with that of this one.
+    folders = root.glob("*" if locks_hold else f"{glob.escape(_own_prefix())}{'[0-9a-f]' * 32}")
     for folder in [path for path in folders if path.is_dir()]:
         lock = filelock.FileLock(f"{folder}.lock")
         try:

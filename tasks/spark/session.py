@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def keep_spark() -> Iterator[None]:
     try:
         yield
     finally:
-        _state.scopes.remove(scope)
+        _state.scopes.discard(scope)  # A forked process has none.
         if not _state.scopes:
             _stop_kept_session()
 
@@ -97,7 +98,6 @@ def _stop_kept_session() -> None:
         return  # Another thread uses it, and stops it at its end.
     try:
         if (session := _state.session) is not None and not _state.uses:
-            _state.session = None
             _stop(session)
     finally:
         _state.turn.release()
@@ -108,8 +108,8 @@ def _turn() -> Iterator[None]:
     """Wait until no other thread of this process uses Spark."""
     if not _state.turn.acquire(blocking=False):
         logger.info("another run of this process uses Spark: waiting until it ends")
-        while not _state.turn.acquire(timeout=WAIT_SECONDS):
-            pass  # A time limit ends a thread between two waits.
+        while not _state.turn.acquire(blocking=False):
+            time.sleep(WAIT_SECONDS)  # Not in acquire: a time limit raised after it would leave the lock held.
     _state.uses += 1
     try:
         yield
@@ -138,7 +138,8 @@ def _forwarded(log: Path) -> Iterator[None]:
 def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSession]:
     """Yield a Spark session with Delta: the active one, or a new session that is stopped at the end.
 
-    A retry after the JVM was killed starts another JVM. Threads of one process use Spark one after the other.
+    A retry after the JVM was killed starts another JVM. Threads of one process use Spark one after the other: inside,
+    do not wait for a thread that uses Spark. `keep_spark` keeps a session without holding it.
 
     Raises:
         WrongInput: No Java 17 or 21, Spark cannot use its settings, or as `cluster_settings` and
@@ -159,7 +160,8 @@ def _find() -> SparkSession | None:
     if SparkContext._active_spark_context is None:
         return None
     # In a thread that has not used the session, it is not active.
-    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    found = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    return found or SparkSession(SparkContext._active_spark_context)  # A caller may have a context alone.
 
 
 def _find_or_start(config: SparkConfig, storage: Storage, log: Path) -> SparkSession:

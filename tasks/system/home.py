@@ -131,7 +131,7 @@ MAX_LOG_BYTES = 50_000_000
 
 def rotate(log: Path) -> None:
     """Copy a log that is too long to NAME.1, and empty it: processes that append to it need not open it again."""
-    if log.is_file() and log.stat().st_size > MAX_LOG_BYTES:
-        with suppress(OSError):  # A full disk is reported by the work itself.
+    with suppress(OSError):  # A full disk is reported by the work itself.
+        if log.is_file() and MAX_LOG_BYTES < log.stat().st_size < shutil.disk_usage(log.parent).free:
             shutil.copyfile(log, f"{log}.1")
             os.truncate(log, 0)

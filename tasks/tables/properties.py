@@ -25,6 +25,8 @@ DECODE_VERSION_PROPERTY, SAMPLE_BITS_PROPERTY = f"{PREFIX}decode_version", f"{PR
 PATTERN_PROPERTY = f"{PREFIX}labels.pattern"
 """Table property with the pattern of labels, which has one meaning in all forms of Unicode."""
 
+_WITHOUT_EFFECT_ON_DIGITS = frozenset({STORED_SIDE_PROPERTY, DECODE_VERSION_PROPERTY, SAMPLE_BITS_PROPERTY})
+
 ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 """Settings whose change replaces the contents of the tables, if `replace_source` is true."""
 
@@ -103,7 +105,7 @@ def table_source(found: Mapping[str, str]) -> str:
     others = [
         f"{name.removeprefix(PREFIX)} {found[name] or 'none'}"
         for name in default
-        if name != STORED_SIDE_PROPERTY and found.get(name, default[name]) != default[name]
+        if name not in _WITHOUT_EFFECT_ON_DIGITS and found.get(name, default[name]) != default[name]
     ]
     return f"{source} ({', '.join(others)})" if others else source
 

@@ -99,7 +99,7 @@ def run_keys(
     """Return the keys by which a training run is found: its own, then that of older releases if it was another one.
 
     Older releases counted `TrainConfig.neutral` as settings that decide the result. With the backend auto, the run of
-    either backend is found.
+    either backend is found; the launcher has the keys of the backend that it decided on, and of Horovod.
     """
     if distributed is not None and distributed.backend == "auto":
         either = distributed.with_backend("horovod"), distributed.with_backend("torch")

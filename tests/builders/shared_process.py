@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig, StorageConfig
@@ -39,16 +39,23 @@ def use_spark(storage: Storage) -> int:
 
 
 def refused_session(storage: Storage) -> list[str]:
-    """Return the error for a session of the caller without Delta, and whether the session still works."""
-    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    """Return the errors for a caller's context and its session without Delta, and whether the session still works."""
+    context = SparkContext("local[1]", conf=SparkConf().set("spark.ui.enabled", "false"))
+    found = [refusal(storage)]
+    context.range(3).count()
+    session = SparkSession.builder.getOrCreate()
+    found += [refusal(storage), str(session.range(3).count())]
+    session.stop()
+    return found
+
+
+def refusal(storage: Storage) -> str:
+    """Return the error with which the caller's session is refused."""
     try:
         use_spark(storage)
-        found = "accepted"
     except WrongInput as error:
-        found = str(error)
-    alive = str(session.range(3).count())
-    session.stop()
-    return [found, alive]
+        return str(error)
+    return "accepted"
 
 
 def in_child(queue: "multiprocessing.Queue[int]", storage: Storage) -> None:

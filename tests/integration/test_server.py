@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolUpdate
 from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.states import Cancelled, Cancelling, Pending, Running
+from prefect.states import Cancelled, Cancelling, Failed, Pending, Running
 from pydantic import ValidationError
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -637,7 +637,7 @@ with get_client(sync_client=True) as client:
 
 
 def test_scheduled_runs_do_not_pile_up_behind_a_long_run(stack):
-    """A scheduled run is skipped while its deployment has a run; a run that a user starts waits for its end."""
+    """A scheduled run is skipped while its deployment has a run; a run that a user starts or retries waits."""
     with client_of(stack) as client:
         deployment = client.read_deployment_by_name("predict-batch/predict-batch").id
 
@@ -647,16 +647,20 @@ def test_scheduled_runs_do_not_pile_up_behind_a_long_run(stack):
             client.set_flow_run_state(run.id, Pending())
             return run.id
 
+        retried = ask_for_slot("auto-scheduled")
+        for state in (Running(), Failed()):  # It leaves the slot.
+            client.set_flow_run_state(retried, state)
         running = ask_for_slot("auto-scheduled")
+        client.set_flow_run_state(retried, Pending())  # by the button Retry
         started, scheduled = ask_for_slot(), ask_for_slot("auto-scheduled")
         deadline = time.monotonic() + 60
         while (state := client.read_flow_run(scheduled).state).name != "Skipped":
             assert time.monotonic() < deadline, state
             time.sleep(0.3)
         assert (state.type.value, state.message.split(";")[0]) == ("CANCELLED", "The run before it has not ended")
-        names = [client.read_flow_run(run).state.name for run in (running, started)]
-        assert names == ["Pending", "AwaitingConcurrencySlot"]
-        for run in (running, started):
+        names = [client.read_flow_run(run).state.name for run in (running, started, retried)]
+        assert names == ["Pending", "AwaitingConcurrencySlot", "AwaitingConcurrencySlot"]
+        for run in (running, started, retried):
             client.set_flow_run_state(run, Cancelled(), force=True)
 
 

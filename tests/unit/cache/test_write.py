@@ -22,6 +22,7 @@ from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import ImageClassifier, save_classifier
 from tasks.model_package.decode import decode_pixels
 from tasks.model_package.description import AS_BEFORE, NEWEST, Decoding
+from tasks.model_package.reasons import BadImage
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
 from tests.builders.image_bytes import deep_png, deep_tiff, lossless_jpeg
 
@@ -191,6 +192,18 @@ def test_empty_partition_writes_no_file(tmp_path: Path) -> None:
 
     assert list(write(iter([]))) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_build_without_memory_for_an_image_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry may decode it, and a cache that lacks it would be found for ever."""
+
+    def without_memory(*_args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("tasks.model_package.decode._decode", without_memory)
+    writer = make_writer(str(tmp_path), CACHE, NEWEST, {"train": 2}, {"train": 9})
+    with pytest.raises(BadImage, match="^unreadable: memory ran out while it was decoded$"):
+        list(writer(iter([input_batch(("train", 0, 0))])))
 
 
 def test_image_that_cannot_be_decoded_is_reported(tmp_path: Path) -> None:

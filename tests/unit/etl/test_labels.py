@@ -301,7 +301,8 @@ def test_splits_from_a_label_file_need_a_label_file() -> None:
         ("train/cat/test.jpg", ("cat", "train")),
         ("train/1.jpg", (None, "train")),
         ("valid/cat/1.jpg", ("cat", "val")),
-        ("validation/train/1.jpg", ("train", "val")),
+        ("validation/1.jpg", (None, "val")),
+        ("valid/train/1.jpg", ("valid", "train")),
         ("cat/1.jpg", ("cat", None)),
         ("training/cat/1.jpg", ("cat", None)),
     ],
@@ -396,6 +397,19 @@ def test_path_in_another_notation_is_matched_and_said(
         f"3 of 3 paths in {tmp_path}/labels.csv differ from those in the source in {differences}, e.g."
     )
     assert said.endswith("', which is taken for 'cat/1.jpg'")
+
+
+def test_file_beside_rows_that_are_all_matched_has_no_label(tmp_path: Path) -> None:
+    """No row is left to which it could be the nearest."""
+    rows = {"C:\\photos\\a\\1.jpg": "a", "C:\\photos\\b\\2.jpg": "b"}
+    assert labelled(tmp_path, rows, ("a/1.jpg", "b/2.jpg", "b/3.jpg")) == ["a", "b", None]
+
+
+@pytest.mark.parametrize(("row", "file"), [("old/photos/1.jpg", "1.jpg"), ("1.jpg", "old/photos/1.jpg")])
+def test_file_gets_no_label_of_another_folder(tmp_path: Path, row: str, file: str) -> None:
+    """A folder within the source may have the name of the source; the file of the row was deleted."""
+    rows = {row: "a", "x/2.jpg": "b", "x/3.jpg": "c"}
+    assert labelled(tmp_path, rows, (file, "x/2.jpg", "x/3.jpg")) == [None, "b", "c"]
 
 
 def test_path_that_could_be_several_files_is_matched_with_none(

@@ -500,6 +500,19 @@ def test_refused_run_names_the_files_that_cannot_be_used(
     assert bad[20] not in caplog.messages[-1]
 
 
+def test_refusal_of_deletions_names_no_files(compare, storage: Storage) -> None:
+    """The files that cannot be used are not its cause."""
+    paths = [f"cat/{number}.jpg" for number in range(10)]
+    rows = [known(path, path) for path in paths]
+    with compare(
+        [listed(path) for path in [*paths[:2], "bad.jpg"]], rows, [existing(path, "cat") for path in paths]
+    ) as (comparison):
+        resolve(comparison, read("bad.jpg", None, None, split=None, reason="truncated", detail="short"))
+        with pytest.raises(WrongInput, match="max_deleted_fraction") as refused:
+            _check_gates(comparison, EtlConfig(max_bad_fraction=1.0), storage)
+    assert "unusable-files.csv" not in str(refused.value)
+
+
 def test_file_that_cannot_be_read_passes_its_image_on(compare) -> None:
     """A copy that was read takes over the image of a deleted file as before, beside the copy that was not."""
     ledger = [known("cat/a.jpg", "1"), known("cat/b.jpg", "1", "duplicate"), known("cat/c.jpg", "2")]

@@ -205,6 +205,7 @@ def test_system_folders_are_left_out_and_said_once(
     source, storage = tmp_path / "#recycle" / "source", settings(tmp_path / "home")
     put(source, "cat/1.jpg", "dog/1.jpg", *SYSTEM_FILES, *LIKE_SYSTEM)
     (source / "lost+found").mkdir(mode=0o000)
+    (source / "cat" / "link.jpg").symlink_to(source / SYSTEM_FILES[0])
 
     assert listed(source, storage) == sorted(["cat/1.jpg", "dog/1.jpg", *LIKE_SYSTEM])
     assert predicted(source, storage) == sorted(["cat/1.jpg", "dog/1.jpg", *LIKE_SYSTEM])

@@ -2,11 +2,12 @@
 
 import io
 import random
+import struct
 import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from tasks.model_package.decode import decode_image, decode_pixels
 from tasks.model_package.reasons import BadImage, Reason
@@ -53,6 +54,17 @@ def test_file_with_damaged_pixels_is_damaged(name: str) -> None:
         content[place] ^= 0x5A
 
     assert reason_of(bytes(content)) is Reason.DAMAGED
+
+
+@pytest.mark.parametrize("tag", [TiffImagePlugin.STRIPOFFSETS, TiffImagePlugin.STRIPBYTECOUNTS])
+@pytest.mark.parametrize("type_of_tag", [2, 7], ids=["text", "undefined"])
+def test_tiff_with_strips_of_another_type_is_damaged(tag: int, type_of_tag: int) -> None:
+    """The places of the strips are texts or bytes there."""
+    content = FILES["TIFF of LZW"]
+    entries = [struct.pack("<HH", tag, number) for number in (3, 4)]
+    (entry,) = [entry for entry in entries if entry in content]
+
+    assert reason_of(content.replace(entry, struct.pack("<HH", tag, type_of_tag))) is Reason.DAMAGED
 
 
 @pytest.mark.parametrize(
@@ -155,9 +167,9 @@ def test_empty_file_is_refused() -> None:
     assert reason_of(b"") is Reason.ZERO_BYTES
 
 
-@pytest.mark.parametrize("content", [b"not an image at all\n", b"\x00" * 100, b"<html></html>"])
+@pytest.mark.parametrize("content", [b"not an image at all\n", b"\x00" * 100, b"<html></html>", b"<!>" * 300])
 def test_other_file_is_not_an_image(content: bytes) -> None:
-    """Text, zeros and a web page are refused as not an image."""
+    """Text, zeros and a web page are refused as not an image, in time that is linear in their length."""
     assert reason_of(content) is Reason.NOT_AN_IMAGE
 
 
