@@ -81,6 +81,7 @@ LINES = (
     Line(
         "hidden", None, None, ("train/red/.hidden.png", "train/red/._000.png", "train/red/a.gif", "train/red/out.png")
     ),
+    Line("in a system folder", None, None, ("train/@eaDir/000.png",)),
     Line("changed since", "stored", None, ("train/green/001.png",)),
     Line("deleted since", "deleted", None, ("train/green/002.png",)),
 )
@@ -168,7 +169,7 @@ def make_source(folder: Path) -> None:
     shutil.copy(folder / "train" / "green" / "000.png", folder / "train" / "green" / "zzz.png")
     shutil.copy(red / "two.png", folder / "train" / "blue" / "two.png")
     shutil.copy(red / "leak.png", folder / "val" / "red" / "leak.png")
-    for number, path in enumerate(("train/lone.png", "lone.png", "red/nowhere.png")):
+    for number, path in enumerate(("train/lone.png", "lone.png", "red/nowhere.png", "train/@eaDir/000.png")):
         (folder / path).parent.mkdir(exist_ok=True)
         noise(20 + number).save(folder / path)
 
