@@ -73,8 +73,9 @@ def no_proxy(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def reach_this_machine_directly() -> None:
-    """Let this process and its children reach servers on this machine without a proxy."""
-    os.environ.update(no_proxy(os.environ))
+    """Let this process and its children reach servers on this machine without the proxy of the environment, if any."""
+    if {"http_proxy", "https_proxy", "all_proxy"} & {name.lower() for name, value in os.environ.items() if value}:
+        os.environ.update(no_proxy(os.environ))
 
 
 def spark_variable(name: str) -> str | None:

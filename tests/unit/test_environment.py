@@ -71,8 +71,14 @@ def test_no_proxy_is_asked_for_this_machine(
     monkeypatch: pytest.MonkeyPatch, lower: str, upper: str, names: str
 ) -> None:
     """A flow's temporary server is on this machine, and the proxy of the environment cannot reach it."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("no_proxy", lower)
     monkeypatch.setenv("NO_PROXY", upper)
+    reach_this_machine_directly()
+    assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == (lower, upper)
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy")
     reach_this_machine_directly()
     assert {os.environ["no_proxy"], os.environ["NO_PROXY"]} == {names}
 
