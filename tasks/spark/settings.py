@@ -156,7 +156,7 @@ def check_callers_session(session: SparkSession) -> None:
 
 def _reason(error: Exception) -> str:
     """Return the last error in a text that may have tracebacks of Python and of the JVM."""
-    lines = [line.strip() for line in str(error).splitlines() if re.search(r"Error: |error=", line)]
+    lines = [line.strip() for line in str(error).splitlines() if re.search(r"Error: |error[=:]", line)]
     return lines[-1] if lines else type(error).__name__
 
 
