@@ -94,6 +94,8 @@ def _open(content: bytes, max_pixels: int, min_side: int) -> ImageFile.ImageFile
         BadImage: It is outside of the limits.
         Exception: PIL cannot open it.
     """
+    if (problem := header_problem(content)) is not None:
+        raise BadImage(Reason.TOO_MANY_PARTS, problem)
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Image.DecompressionBombError as error:
@@ -169,8 +171,6 @@ def decode_sized(
     """
     if not content:
         raise BadImage(Reason.ZERO_BYTES, "the file is empty")
-    if (problem := header_problem(content)) is not None:
-        raise BadImage(Reason.TOO_MANY_PARTS, problem)
     try:
         try:
             return _decode(content, max_pixels, min_side, decoding, box)
