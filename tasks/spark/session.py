@@ -98,6 +98,7 @@ def _stop_kept_session() -> None:
         return  # Another thread uses it, and stops it at its end.
     try:
         if (session := _state.session) is not None and not _state.uses:
+            _state.session = None
             _stop(session)
     finally:
         _state.turn.release()

@@ -17,7 +17,7 @@ def test_idle_session_stays_if_four_of_its_heaps_are_free(
 ) -> None:
     """The session stays only on a local master with free memory of four heaps, of which its own may be one."""
     session, stopped = SimpleNamespace(sparkContext=SimpleNamespace(master=master)), []
-    monkeypatch.setattr(spark._state, "session", session)
+    monkeypatch.setattr(spark, "_state", spark._SessionState(session=session))  # Other tests may hold a session.
     monkeypatch.setattr(spark, "_stop", stopped.append)
     monkeypatch.setattr(spark, "free_memory", lambda: free_gib << 30)
 
@@ -28,6 +28,7 @@ def test_idle_session_stays_if_four_of_its_heaps_are_free(
 
 def test_run_without_a_session_has_nothing_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose tables and cache existed has no session, and nothing is stopped."""
+    monkeypatch.setattr(spark, "_state", spark._SessionState())
     monkeypatch.setattr(spark, "free_memory", lambda: 0)
 
     spark.release_memory_for_training(SparkConfig())
