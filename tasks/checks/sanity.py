@@ -56,48 +56,39 @@ class FirstBatches:
 
 
 @contextmanager
-def device_of_check(train: TrainConfig) -> Iterator[torch.device]:
-    """Yield the device of a check. A GPU has a slot, as those of training runs, which the check waits for.
+def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches: int) -> Iterator[FirstBatches]:
+    """Build model and optimizer as training does, and yield them with the first batches of epoch 0.
 
-    Raises:
-        WrongInput: The device is not available.
-        TimeLimitExceeded: Ranks had all GPUs for `train.timeout_seconds`.
-    """
-    gpus = gpus_for(train.device)
-    with take_slot(gpus, train.timeout_seconds) if gpus else nullcontext() as slot:
-        yield take_device(train.device, slot.number if slot else 0, Reducer())
-
-
-def first_batches(
-    train: TrainConfig, phase: Phase, cache: CacheRef, num_batches: int, device: torch.device
-) -> FirstBatches:
-    """Build model and optimizer as training does, and read the first batches of epoch 0.
+    A GPU has a slot meanwhile, as those of training runs, which the check waits for.
 
     Args:
         train: Model, optimizer, precision, batch size and seed of the training run.
         phase: Phase of the training run, which sets the trained layers and the learning rate.
         cache: Cache of the images.
         num_batches: Number of batches at most; fewer if the split has fewer.
-        device: Device of the model.
 
     Raises:
-        WrongInput: Invalid weights, model, layer or precision.
+        WrongInput: Invalid weights, model, layer, device or precision.
         CacheDamaged: The cache was changed or removed.
+        TimeLimitExceeded: Ranks had all GPUs for `train.timeout_seconds`.
     """
-    manifest = open_cache(cache)
-    torch.manual_seed(train.seed)
-    classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone).to(device)
-    if phase.unfreeze_from is not None:
-        classifier.unfreeze_from(phase.unfreeze_from)
-    classifier.precision = choose_precision(train.precision, device, manifest.image_size)
-    batch_size = train.reference_batch_size if train.batch_size == "auto" else train.batch_size
-    loader = CacheLoader(cache.url, manifest, TRAIN, batch_size, seed=train.seed)
-    # Cloned: the loader reuses a batch's memory.
-    batches = [
-        (batch.inputs.to(device).clone(), batch.labels_B.to(device).clone())
-        for batch in islice(loader.epoch(0), num_batches)
-    ]
-    return FirstBatches(classifier.train(), make_optimizer(train, classifier, phase.learning_rate), batches)
+    manifest, gpus = open_cache(cache), gpus_for(train.device)
+    with take_slot(gpus, train.timeout_seconds) if gpus else nullcontext() as slot:
+        device = take_device(train.device, slot.number if slot else 0, Reducer())
+        torch.manual_seed(train.seed)
+        num_classes = len(manifest.classes)
+        classifier = build_classifier(train.model, train.weights, num_classes, train.freeze_backbone).to(device)
+        if phase.unfreeze_from is not None:
+            classifier.unfreeze_from(phase.unfreeze_from)
+        classifier.precision = choose_precision(train.precision, device, manifest.image_size)
+        batch_size = train.reference_batch_size if train.batch_size == "auto" else train.batch_size
+        loader = CacheLoader(cache.url, manifest, TRAIN, batch_size, seed=train.seed)
+        # Cloned: the loader reuses a batch's memory.
+        batches = [
+            (batch.inputs.to(device).clone(), batch.labels_B.to(device).clone())
+            for batch in islice(loader.epoch(0), num_batches)
+        ]
+        yield FirstBatches(classifier.train(), make_optimizer(train, classifier, phase.learning_rate), batches)
 
 
 def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientConfig) -> GradientReport:
@@ -111,35 +102,31 @@ def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientCo
         gradients: Number of batches.
 
     Raises:
-        WrongInput, TimeLimitExceeded: As `device_of_check` and `first_batches`.
+        WrongInput, TimeLimitExceeded: As `first_batches`.
     """
-    with device_of_check(train) as device:
-        return _gradients(train, first_batches(train, phases_of(train)[-1], cache, gradients.num_batches, device))
-
-
-def _gradients(train: TrainConfig, setup: FirstBatches) -> GradientReport:
-    trained = {name: value for name, value in setup.classifier.named_parameters() if value.requires_grad}
-    norms: dict[str, list[float]] = {name: [] for name in trained}
-    for batch in range(len(setup.batches)):
-        setup.optimizer.zero_grad()
-        setup.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-        for name, value in trained.items():
-            if value.grad is not None:
-                norms[name].append(float(torch.linalg.vector_norm(value.grad.double())))
-        setup.clip_gradients(train.max_gradient_norm)
-        setup.optimizer.step()
-    measured = [
-        ParameterGradient(
-            name=name,
-            elements=value.numel(),
-            # Python's max of a list with NaN depends on its order.
-            norm=max((norm for norm in norms[name] if norm == norm), default=None),  # noqa: PLR0124  # NaN differs from itself
-            finite=all(torch.tensor(norms[name]).isfinite().tolist()),
-        )
-        for name, value in trained.items()
-    ]
-    logger.info("%d trained parameters, %d without a gradient", len(measured), len(without_gradient(measured)))
-    return GradientReport(parameters=measured, batches=len(setup.batches))
+    with first_batches(train, phases_of(train)[-1], cache, gradients.num_batches) as setup:
+        trained = {name: value for name, value in setup.classifier.named_parameters() if value.requires_grad}
+        norms: dict[str, list[float]] = {name: [] for name in trained}
+        for batch in range(len(setup.batches)):
+            setup.optimizer.zero_grad()
+            setup.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+            for name, value in trained.items():
+                if value.grad is not None:
+                    norms[name].append(float(torch.linalg.vector_norm(value.grad.double())))
+            setup.clip_gradients(train.max_gradient_norm)
+            setup.optimizer.step()
+        measured = [
+            ParameterGradient(
+                name=name,
+                elements=value.numel(),
+                # Python's max of a list with NaN depends on its order.
+                norm=max((norm for norm in norms[name] if norm == norm), default=None),  # noqa: PLR0124  # NaN differs from itself
+                finite=all(torch.tensor(norms[name]).isfinite().tolist()),
+            )
+            for name, value in trained.items()
+        ]
+        logger.info("%d trained parameters, %d without a gradient", len(measured), len(without_gradient(measured)))
+        return GradientReport(parameters=measured, batches=len(setup.batches))
 
 
 def without_gradient(parameters: list[ParameterGradient]) -> list[str]:
@@ -187,26 +174,22 @@ def overfit_batch(train: TrainConfig, cache: CacheRef, overfit: OverfitConfig) -
         overfit: Number of steps and target of the loss.
 
     Raises:
-        WrongInput, TimeLimitExceeded: As `device_of_check` and `first_batches`.
+        WrongInput, TimeLimitExceeded: As `first_batches`.
     """
-    with device_of_check(train) as device:
-        return _overfit(train, first_batches(train, phases_of(train)[0], cache, 1, device), overfit)
-
-
-def _overfit(train: TrainConfig, setup: FirstBatches, overfit: OverfitConfig) -> OverfitReport:
-    losses: list[float] = []
-    # One iteration more than steps: the last loss is measured after the last step.
-    for step in range(overfit.max_steps + 1):
-        loss = setup.loss(0)
-        losses.append(float(loss.detach()))
-        if losses[-1] < overfit.target_loss_ratio * losses[0] or step == overfit.max_steps:
-            break
-        setup.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-        setup.clip_gradients(train.max_gradient_norm)
-        setup.optimizer.step()
-    logger.info("the loss of one batch went from %.4f to %.4f in %d steps", losses[0], losses[-1], len(losses) - 1)
-    return OverfitReport(losses=losses, num_images=len(setup.batches[0][1]))
+    with first_batches(train, phases_of(train)[0], cache, 1) as setup:
+        losses: list[float] = []
+        # One iteration more than steps: the last loss is measured after the last step.
+        for step in range(overfit.max_steps + 1):
+            loss = setup.loss(0)
+            losses.append(float(loss.detach()))
+            if losses[-1] < overfit.target_loss_ratio * losses[0] or step == overfit.max_steps:
+                break
+            setup.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+            setup.clip_gradients(train.max_gradient_norm)
+            setup.optimizer.step()
+        logger.info("the loss of one batch went from %.4f to %.4f in %d steps", losses[0], losses[-1], len(losses) - 1)
+        return OverfitReport(losses=losses, num_images=len(setup.batches[0][1]))
 
 
 def check_overfitted(report: OverfitReport, train: TrainConfig, overfit: OverfitConfig) -> None:

@@ -53,13 +53,13 @@ def test_layers_of_the_last_phase_are_checked(make_cache: Callable[..., CacheRef
         "classifier.0",
         "classifier.3",
     }
-    built = checks.first_batches(train, phases_of(train)[-1], cache, 1, torch.device("cpu"))
-    assert built.optimizer.param_groups[0]["lr"] == 2e-4
-    head = checks.first_batches(train, phases_of(train)[0], cache, 1, torch.device("cpu"))
-    assert [name for name, value in head.classifier.named_parameters() if value.requires_grad] == [
-        "network.classifier.3.weight",
-        "network.classifier.3.bias",
-    ]
+    with checks.first_batches(train, phases_of(train)[-1], cache, 1) as built:
+        assert built.optimizer.param_groups[0]["lr"] == 2e-4
+    with checks.first_batches(train, phases_of(train)[0], cache, 1) as head:
+        assert [name for name, value in head.classifier.named_parameters() if value.requires_grad] == [
+            "network.classifier.3.weight",
+            "network.classifier.3.bias",
+        ]
 
 
 def test_precision_is_that_of_training(make_cache: Callable[..., CacheRef], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,8 @@ def test_precision_is_that_of_training(make_cache: Callable[..., CacheRef], monk
     for image_size, wanted in ((128, "auto"), (128, "fp32"), (32, "auto")):
         cache = make_cache({"train": 4, "val": 3, "test": 3}, image_size=image_size, folder=f"{image_size}-{wanted}")
         train = TRAIN.model_copy(update={"precision": wanted, "device": "cpu"})
-        precisions.append(
-            checks.first_batches(train, phases_of(train)[0], cache, 1, torch.device("cpu")).classifier.precision
-        )
+        with checks.first_batches(train, phases_of(train)[0], cache, 1) as built:
+            precisions.append(built.classifier.precision)
     assert precisions == [torch.bfloat16, None, None]
 
 
