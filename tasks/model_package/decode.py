@@ -14,7 +14,7 @@ from PIL import ExifTags, Image, ImageFile
 from .description import NEWEST, Decoding
 from .reasons import FORMATS, BadImage, Reason, refusal
 from .samples import deep_mode, to_eight_bits
-from .structure import MAX_PIXELS, header_problem, layout_problem, scan_problem, without_metadata
+from .structure import JPEG, MAX_PIXELS, header_problem, layout_problem, scan_problem, without_metadata
 
 logger = logging.getLogger("lakevision.decode")
 
@@ -139,7 +139,7 @@ def _decode_otherwise(content: bytes, max_pixels: int, min_side: int, decoding: 
     Raises:
         BadImage: Its pixels cannot be decoded; it has the reason.
     """
-    at_full_scale = [content] if content.startswith(b"\xff\xd8\xff") else []
+    at_full_scale = [content] if content.startswith(JPEG) else []
     for tried in dict.fromkeys([*at_full_scale, without_metadata(content)]):
         try:
             return _decode(tried, max_pixels, min_side, decoding)

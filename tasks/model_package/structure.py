@@ -40,7 +40,7 @@ MAX_TILE_PIXELS = 16 << 20
 MAX_COVERED = 8
 """Maximum number of times that the strips of a TIFF cover its pixels: one per channel, and PIL decodes six."""
 
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 """A marker that libjpeg acts on: not a stuffed byte, a restart marker or a fill byte."""
@@ -85,7 +85,7 @@ def png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def header_problem(content: bytes) -> str | None:
     """Return the reason why the header of a file would take too long to read, or None."""
-    if content.startswith(_JPEG):
+    if content.startswith(JPEG):
         for number, (marker, _start, _end) in enumerate(jpeg_segments(content)):
             if marker == SCAN:
                 break
@@ -106,7 +106,7 @@ def scan_problem(content: bytes, num_pixels: int) -> str | None:
     """Return the reason why the scans of a file with `num_pixels` would take too long to decode, or None."""
     allowed = min(MAX_SCANS, MAX_SCANNED_PIXELS // max(num_pixels, 1))
     # Within pixel data the byte FF is always stuffed, so this count is exact or, with thumbnails, too high.
-    if not content.startswith(_JPEG) or next(islice(_SCAN_BYTES.finditer(content), allowed, None), None) is None:
+    if not content.startswith(JPEG) or next(islice(_SCAN_BYTES.finditer(content), allowed, None), None) is None:
         return None
     scans = 0
     for marker, _start, _end in jpeg_segments(content):
@@ -150,7 +150,7 @@ def without_metadata(content: bytes) -> bytes:
 
     EXIF data stays, where its checksum is right. Of an animated PNG the image that other decoders see stays.
     """
-    if content.startswith(_JPEG):
+    if content.startswith(JPEG):
         kept = [content[:2]]
         for marker, start, end in jpeg_segments(content):
             if marker == SCAN:
