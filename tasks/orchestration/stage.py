@@ -3,6 +3,7 @@
 import inspect
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,32 +61,59 @@ async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> b
 
 
 class _RunLogHandler(logging.Handler):
-    """Handler that passes records of the logger `lakevision` to the logger of the Prefect run."""
+    """Handler that passes records of the logger `lakevision` to the logger of one Prefect run.
 
-    def __init__(self, run_logger: Any) -> None:
+    A record of another run in this process is left out; one from a thread without a run goes to all runs.
+
+    Attributes:
+        outside: Level and propagation of the logger outside runs.
+    """
+
+    def __init__(self, outside: tuple[int, bool]) -> None:
         super().__init__()
-        self._run_logger = run_logger
+        self.outside = outside
+        self._run = _current_run()
+        self._run_logger = get_run_logger()
+        self.addFilter(SingleLineFilter())
+        self.addFilter(lambda _: _current_run() in {None, self._run})
 
     def emit(self, record: logging.LogRecord) -> None:
         self._run_logger.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
+
+
+_log_lock = threading.Lock()
+
+
+def _current_run() -> UUID | None:
+    """Return the id of the task run, or else of the flow run, that this thread runs, None if there is none."""
+    if (in_task := TaskRunContext.get()) is not None:
+        return in_task.task_run.id
+    in_flow = FlowRunContext.get()
+    return in_flow.flow_run.id if in_flow is not None and in_flow.flow_run is not None else None
 
 
 @contextmanager
 def run_log() -> Iterator[None]:
     """Send the records of all loggers below `lakevision` to the log of the current Prefect run."""
     package = logging.getLogger("lakevision")
-    handler = _RunLogHandler(get_run_logger())
-    handler.addFilter(SingleLineFilter())
-    level, propagate = package.level, package.propagate
-    package.addHandler(handler)
-    package.setLevel(logging.INFO)
-    package.propagate = False
+
+    def others() -> list[_RunLogHandler]:
+        return [handler for handler in package.handlers if isinstance(handler, _RunLogHandler)]
+
+    with _log_lock:
+        handler = _RunLogHandler(next((run.outside for run in others()), (package.level, package.propagate)))
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
+        package.propagate = False
     try:
         yield
     finally:
-        package.removeHandler(handler)
-        package.setLevel(level)
-        package.propagate = propagate
+        with _log_lock:
+            package.removeHandler(handler)
+            # Flows in other threads still log.
+            if not others():
+                level, package.propagate = handler.outside
+                package.setLevel(level)
 
 
 def make_homes(*arguments: object) -> None:

@@ -1,5 +1,8 @@
 """Time limits of stages from settings, and locks on the Prefect server, under Prefect's test harness."""
 
+import logging
+import logging.handlers
+import queue
 import threading
 import time
 from contextvars import copy_context
@@ -41,6 +44,56 @@ def test_stage_ends_at_the_time_limit_of_its_setting():
         return str(state.name), run_stage(slow, 0, PromoteConfig())
 
     assert both() == ("TimedOut", "done")
+
+
+def test_flows_in_threads_have_their_own_logs():
+    """A run logs its own records and those of threads without a run, also after another run has ended."""
+    logger, together = logging.getLogger("lakevision.etl"), threading.Barrier(2, timeout=60)
+    first_ended, logged = threading.Event(), logging.handlers.QueueHandler(queue.Queue())
+    outside = logging.getLogger("lakevision").level, logging.getLogger("lakevision").propagate
+
+    @stage("log", retries=0)
+    def log(name: str) -> None:
+        together.wait()
+        logger.info("of %s", name)
+        together.wait()
+        if name == "second":
+            assert first_ended.wait(60)
+            logger.info("of second, alone")
+            alone = threading.Thread(target=logger.info, args=["of a thread"])
+            alone.start()
+            alone.join()
+
+    @flow
+    def logging_flow(name: str) -> None:
+        log(name)
+
+    def run(name: str) -> None:
+        logging_flow.with_options(flow_run_name=name)(name)
+        if name == "first":
+            first_ended.set()
+
+    logging.getLogger("prefect.task_runs").addHandler(logged)
+    try:
+        threads = [
+            threading.Thread(target=copy_context().run, args=[run, name])  # the harness is in the context
+            for name in ("first", "second")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        logging.getLogger("prefect.task_runs").removeHandler(logged)
+    records = [logged.queue.get() for _ in range(logged.queue.qsize())]
+    found = sorted((record.flow_run_name, record.message) for record in records if record.message.startswith("of "))
+    assert found == [
+        ("first", "of first"),
+        ("second", "of a thread"),
+        ("second", "of second"),
+        ("second", "of second, alone"),
+    ]
+    assert (logging.getLogger("lakevision").level, logging.getLogger("lakevision").propagate) == outside
 
 
 def test_stage_that_exceeds_its_time_limit_is_not_retried():
