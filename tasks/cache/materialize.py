@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from tasks.cache.left_out import check_left_out, with_paths
 from tasks.cache.manifest import (
     FORMAT,
     CacheFile,
@@ -32,7 +33,7 @@ from tasks.cache.write import cache_bytes, check_disk, rows_per_file, rows_per_g
 from tasks.cache.write_images import WRITTEN_COLUMNS, make_writer
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
-from tasks.errors import WrongInput, loggable
+from tasks.errors import WrongInput
 from tasks.model_package.description import AS_BEFORE, Decoding
 from tasks.object_store import file_system
 from tasks.progress.count import counted
@@ -52,9 +53,6 @@ from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.cache")
 
-
-MAX_NAMED = 20
-"""Number of images that cannot be decoded that log and artifact name; the manifest has all of them."""
 
 DIGEST_PARTS = 4
 """Integers of 60 bits in the digest of a group of rows."""
@@ -340,7 +338,13 @@ def _build(
     with counted("cache", total):
         parts = written.collect()
     if bad := [QuarantinedImage.model_validate_json(part["quarantined"]) for part in parts if part["quarantined"]]:
-        everything = (*quarantined, *_with_paths(spark, bad, storage))
+        check_left_out(images, sum(content.rows.values()), (*quarantined, *bad), table)
+        everything = (*quarantined, *with_paths(spark, bad, storage))
+        # A second copy needs disk space that was not checked, and would stay on a store.
+        filesystem, root = file_system(url)
+        for part in parts:
+            if part["file"]:
+                filesystem.rm_file(f"{root}/{CacheFile.model_validate_json(part['file']).name}")
         return _build(spark, images, content, cache_config, decoding, table, url, storage, everything)
     splits = {}
     for split in SPLITS:
@@ -362,16 +366,3 @@ def _build(
         splits=splits,
         quarantined=tuple(quarantined),
     )
-
-
-def _with_paths(spark: SparkSession, bad: Sequence[QuarantinedImage], storage: Storage) -> list[QuarantinedImage]:
-    """Return images that cannot be decoded with their paths in the table `files`; log a warning that names them."""
-    files = snapshots.newest_snapshot(spark, storage.table("files"))
-    paths = {}
-    if files is not None:
-        rows = snapshots.read_version(spark, files.table).where(F.col("sha256").isin([image.sha256 for image in bad]))
-        paths = {row["sha256"]: row["path"] for row in rows.select("sha256", "path").collect()}
-    named = [image.model_copy(update={"path": paths.get(image.sha256, "")}) for image in bad]
-    shown = [f"{loggable(image.path) or image.sha256} ({loggable(image.reason)})" for image in named[:MAX_NAMED]]
-    logger.warning("%d images cannot be decoded, and are left out of the cache: %s", len(bad), ", ".join(shown))
-    return named

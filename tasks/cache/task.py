@@ -6,8 +6,9 @@ from typing import Any
 from prefect.artifacts import create_table_artifact
 from prefect.context import TaskRunContext
 
+from tasks.cache.left_out import MAX_NAMED
 from tasks.cache.manifest import find_cache, open_cache
-from tasks.cache.materialize import MAX_NAMED, materialize_cache
+from tasks.cache.materialize import materialize_cache
 from tasks.config.cache import CacheConfig
 from tasks.config.storage import SparkConfig
 from tasks.orchestration.stage import skipped, stage

@@ -166,6 +166,8 @@ def examine_image(content: bytes, label: str | None, split: str | None, etl: Etl
         decoding = Decoding(version=etl.decode_version, sample_bits=etl.sample_bits)
         stored = store_image(content, etl.stored_side, etl.max_pixels, etl.min_side, decoding)
     except BadImage as bad:
+        if bad.reason is Reason.UNREADABLE:  # Memory ran out: its image stays until a run decodes the file.
+            return _unreadable_row(split, bad.detail, may_be_there=True)
         return row | {"reason": bad.reason.value, "detail": bad.detail}
     row["split"] = split or split_of(row["sha256"], etl.split_seed, etl.val_fraction, etl.test_fraction)
     return row | stored._asdict()

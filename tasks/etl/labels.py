@@ -174,21 +174,33 @@ class _PatternLabels:
 class _Notation:
     """Comparison of paths that are written otherwise than paths relative to the source."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, rows: Iterable[str]) -> None:
         parts = re.sub(r"^[\w+.-]+://", "", source).strip("/").split("/")
         self._ends_of_source = ["/".join(parts[first:]) for first in range(len(parts))]
+        splits = map(self._split, rows)
+        beginnings = {beginning: num_parts for beginning, num_parts, is_absolute, _ in splits if is_absolute}
+        best = {each for each, num_parts in beginnings.items() if 0 < num_parts == max(beginnings.values())}
+        whole = f"/{self._ends_of_source[0]}/"
+        # Absolute paths of several folders that end as the source does: which of them is the source is not known.
+        self._beginnings = {whole} if whole in best else best if len(best) == 1 else set()
 
-    def relative(self, path: str) -> str:
-        """Return a path with slashes and without scheme, drive, and the folders up to that of the source."""
+    def _split(self, path: str) -> tuple[str, int, bool, str]:
+        """Return the folders up to that of the source, how many of them agree, whether it is absolute, and the rest."""
         path = unquote(path) if path.startswith("file:") else path
         path = path.replace("\\", "/")
         is_absolute = re.match(r"/|[\w+.-]+:/", path) is not None
-        path = "/" + re.sub(r"^[\w+.-]{2,}:/", "", path)
+        path = "/" + re.sub(r"^[\w+.-]{2,}:/", "", path).lstrip("/")
         for end in filter(None, self._ends_of_source):
             before, found, rest = path.partition(f"/{end}/")
             if found and (is_absolute or not before):
-                return composed(rest)
-        return composed(path.lstrip("/"))
+                return before + found, end.count("/") + 1, is_absolute, rest
+        return "", 0, is_absolute, path
+
+    def relative(self, path: str) -> str:
+        """Return a path with slashes and without scheme, drive, and the folders up to that of the source."""
+        beginning, _, is_absolute, rest = self._split(path)
+        is_source = not is_absolute or beginning in self._beginnings
+        return composed((rest if is_source else beginning + rest).lstrip("/"))
 
     @staticmethod
     def loose(relative: str) -> str:
@@ -296,7 +308,7 @@ class PathLabels:
         """
         if (first := next(paths, None)) is None:
             return False
-        notation = _Notation(source)
+        notation = _Notation(source, self.absent)
         exactly = _unique(self.absent, notation.relative)
         loosely = _unique(self.absent, lambda row: notation.loose(notation.relative(row)))
         matched: dict[str, str] = {}

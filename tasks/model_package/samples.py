@@ -109,6 +109,8 @@ def _bits(
             f"the samples are at most {most}, and the file does not state their range: give etl.sample_bits",
         )
     bits = bits or 16
+    if colours_HWC.dtype == np.uint16:
+        bits = min(bits, 16)  # A setting for files of 32 bits, or a tag, may state more than these samples hold.
     if least < 0 or most >> bits:
         raise BadImage(Reason.UNKNOWN_RANGE, f"the samples from {least} to {most} are outside of {bits} bits")
     return bits

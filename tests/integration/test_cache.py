@@ -90,6 +90,23 @@ def test_image_that_cannot_be_decoded_is_left_out_and_named(spark, images, stora
     numbers = sorted(number for batch in loader.epoch(0) for number in batch.rows_B.tolist())
     assert numbers == list(range(expected["train"]))
     assert build(changed, storage) == (ref, False)
+    files = {file.name for part in manifest.splits.values() for file in part.files}
+    assert {file.name for file in Path(ref.url).glob("*.parquet")} == files, "the first pass leaves no files"
+
+    few = read_version(spark, changed).groupBy("label").count().orderBy("count", "label").first()["label"]
+    for spoilt, problem in [(f"label = '{few}'", r"^\d+ of \d+ images"), ("true", r"^(\d+) of \1 images")]:
+        DeltaTable.forPath(spark, images.path).update(spoilt, {"content": "unhex('00')"})
+        with pytest.raises(WrongInput, match=problem + " in .* cannot be decoded here, e.g. not_an_image: "):
+            build(latest(spark, images.path), storage, image_size=17)
+
+
+def test_class_is_not_left_out_of_a_cache(spark, images, storage):
+    """Its only image cannot be decoded: a model would have a class that it never saw."""
+    spoilt = read_version(spark, images).where("split = 'train'").first()["sha256"]
+    change = {"label": "'owl'", "content": "unhex('00')"}
+    DeltaTable.forPath(spark, images.path).update(f"sha256 = '{spoilt}'", change)
+    with pytest.raises(WrongInput, match=r"^all images of 'owl' in .* cannot be decoded here"):
+        build(latest(spark, images.path), storage)
 
 
 def test_same_version_is_built_once_and_other_settings_build_another_cache(spark, images, storage):

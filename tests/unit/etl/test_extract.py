@@ -21,6 +21,7 @@ from tasks.etl import extract
 from tasks.etl.extract import Edges, dhash, examine_image, make_decoder, make_reader, read_image
 from tasks.etl.listing import list_images
 from tasks.model_package.decode import decode_pixels, fit_within, letterbox
+from tasks.model_package.reasons import BadImage, Reason
 from tasks.refs import SPLITS, TRAIN
 from tasks.schema import READ_ARROW
 from tasks.spark.worker_log import PROGRESS_MARK, WORKER_MARK
@@ -216,6 +217,21 @@ def test_file_that_may_be_there_is_a_failed_read(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(extract, "read_whole", fail)
     row = read(tmp_path / "cat" / "1.jpg", tmp_path)
+
+    assert (row["reason"], row["sha256"], row["read_failed"]) == ("unreadable", None, True)
+
+
+def test_file_whose_decoding_needs_more_memory_is_a_failed_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image that it had is kept, as the file is not known to be bad."""
+
+    def fail(*_arguments: object) -> None:
+        raise BadImage(Reason.UNREADABLE, "memory ran out")
+
+    save(tmp_path / "cat" / "1.png", (20, 20))
+    monkeypatch.setattr(extract, "store_image", fail)
+    row = read(tmp_path / "cat" / "1.png", tmp_path)
 
     assert (row["reason"], row["sha256"], row["read_failed"]) == ("unreadable", None, True)
 

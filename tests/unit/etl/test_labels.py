@@ -412,6 +412,23 @@ def test_file_gets_no_label_of_another_folder(tmp_path: Path, row: str, file: st
     assert labelled(tmp_path, rows, (file, "x/2.jpg", "x/3.jpg")) == [None, "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("row", "others", "expected"),
+    [
+        ("{photos}/1.jpg", ["/other/photos/1.jpg", "/other/photos/x/2.jpg"], ["a", "b", "c"]),
+        ("/old/photos/1.jpg", [], ["a", "b", "c"]),
+        ("/old/photos/1.jpg", ["/new/photos/x/4.jpg"], [None, "b", "c"]),
+    ],
+    ids=["own path", "moved", "several"],
+)
+def test_absolute_paths_of_other_folders_give_no_labels(
+    tmp_path: Path, row: str, others: list[str], expected: list[str | None]
+) -> None:
+    """Folders may end as the source does; the source's own path, or the only such folder, is the source."""
+    rows = {row.format(photos=tmp_path / "photos"): "a", "x/2.jpg": "b", "x/3.jpg": "c"} | dict.fromkeys(others, "d")
+    assert labelled(tmp_path, rows, ("1.jpg", "x/2.jpg", "x/3.jpg")) == expected
+
+
 def test_path_that_could_be_several_files_is_matched_with_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,6 +51,7 @@ STATED = {
     "SMaxSampleValue of int32": (encoded(Image.fromarray(LEVELS.astype(np.int32)), "TIFF", tiffinfo={341: 255}), GRAY),
     "white is zero": (deep_tiff(LEVELS[:, :, None] * 257, t262=0), 255 - GRAY),
     "16 bits": (deep_png(LEVELS[:, :, None] * 257), GRAY),
+    "MaxSampleValue of 32 bits": (deep_tiff(LEVELS[:, :, None] * 257, t281=2**32 - 1), GRAY),
     "16 bits as int32": (encoded(Image.fromarray(LEVELS.astype(np.int32) * 257), "TIFF"), GRAY),
     "black": (deep_png(LEVELS[:, :, None] * 0), GRAY * 0),
 }
@@ -76,6 +77,12 @@ def test_samples_of_an_unknown_range_are_refused_or_scaled_by_the_setting(conten
 def test_samples_are_scaled_by_the_range_of_their_file(content: bytes, expected: np.ndarray) -> None:
     """A PNG says its bits in sBIT, a TIFF in its bits per sample and the largest value of a sample."""
     assert np.array_equal(pixels(content, Decoding()), expected)
+
+
+def test_samples_of_16_bits_are_not_scaled_by_more() -> None:
+    """A setting for files of 32 bits leaves others as they are; they were black."""
+    content = deep_png(LEVELS[:, :, None] * 257)
+    assert np.array_equal(pixels(content, Decoding(sample_bits=24)), GRAY)
 
 
 @pytest.mark.parametrize(
