@@ -337,22 +337,22 @@ def _build(
     )
     with counted("cache", total):
         parts = written.collect()
+    files = [(part["split"], CacheFile.model_validate_json(part["file"])) for part in parts if part["file"]]
     if bad := [QuarantinedImage.model_validate_json(part["quarantined"]) for part in parts if part["quarantined"]]:
         check_left_out(images, sum(content.rows.values()), (*quarantined, *bad), table)
         everything = (*quarantined, *with_paths(spark, bad, storage))
         # A second copy needs disk space that was not checked, and would stay on a store.
         filesystem, root = file_system(url)
-        for part in parts:
-            if part["file"]:
-                filesystem.rm_file(f"{root}/{CacheFile.model_validate_json(part['file']).name}")
+        for _, file in files:
+            filesystem.rm_file(f"{root}/{file.name}")
         return _build(spark, images, content, cache_config, decoding, table, url, storage, everything)
     splits = {}
     for split in SPLITS:
-        files = [CacheFile.model_validate_json(part["file"]) for part in parts if part["split"] == split]
+        of_split = [file for its_split, file in files if its_split == split]
         splits[split] = CacheSplit(
-            rows=sum(file.rows for file in files),
+            rows=sum(file.rows for file in of_split),
             rows_per_group=groups[split],
-            files=tuple(sorted(files, key=lambda file: file.name)),
+            files=tuple(sorted(of_split, key=lambda file: file.name)),
         )
         assert splits[split].rows == rows_of[split], f"{splits[split].rows} of {rows_of[split]} rows written"
     return CacheManifest(

@@ -178,8 +178,9 @@ class _Notation:
         parts = re.sub(r"^[\w+.-]+://", "", source).strip("/").split("/")
         self._ends_of_source = ["/".join(parts[first:]) for first in range(len(parts))]
         splits = map(self._split, rows)
-        beginnings = {beginning: num_parts for beginning, num_parts, is_absolute, _ in splits if is_absolute}
-        best = {each for each, num_parts in beginnings.items() if 0 < num_parts == max(beginnings.values())}
+        found = {beginning: num_parts for beginning, num_parts, is_absolute, _ in splits if is_absolute}
+        most = max(found.values(), default=0)
+        best = {beginning for beginning, num_parts in found.items() if num_parts == most > 0}
         whole = f"/{self._ends_of_source[0]}/"
         # Absolute paths of several folders that end as the source does: which of them is the source is not known.
         self._beginnings = {whole} if whole in best else best if len(best) == 1 else set()

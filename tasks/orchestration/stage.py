@@ -61,9 +61,9 @@ async def worth_retrying(_task: Any, _task_run: TaskRun, state: State[Any]) -> b
 
 
 class _RunLogHandler(logging.Handler):
-    """Handler that passes records of the logger `lakevision` to the logger of one Prefect run.
+    """Handler that passes records of the logger `lakevision` to the logger of one task run.
 
-    A record of another run in this process is left out; one from a thread without a run goes to all runs.
+    A record of another task run in this process is left out; one from a thread without a task run goes to all of them.
 
     Attributes:
         outside: Level and propagation of the logger outside runs.
@@ -72,10 +72,10 @@ class _RunLogHandler(logging.Handler):
     def __init__(self, outside: tuple[int, bool]) -> None:
         super().__init__()
         self.outside = outside
-        self._run = _current_run()
+        own = _current_task_run()
         self._run_logger = get_run_logger()
         self.addFilter(SingleLineFilter())
-        self.addFilter(lambda _: _current_run() in {None, self._run})
+        self.addFilter(lambda _: _current_task_run() in {None, own})
 
     def emit(self, record: logging.LogRecord) -> None:
         self._run_logger.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
@@ -84,17 +84,15 @@ class _RunLogHandler(logging.Handler):
 _log_lock = threading.Lock()
 
 
-def _current_run() -> UUID | None:
-    """Return the id of the task run, or else of the flow run, that this thread runs, None if there is none."""
-    if (in_task := TaskRunContext.get()) is not None:
-        return in_task.task_run.id
-    in_flow = FlowRunContext.get()
-    return in_flow.flow_run.id if in_flow is not None and in_flow.flow_run is not None else None
+def _current_task_run() -> UUID | None:
+    """Return the id of the task run of this thread, or None."""
+    context = TaskRunContext.get()
+    return context.task_run.id if context is not None else None
 
 
 @contextmanager
 def run_log() -> Iterator[None]:
-    """Send the records of all loggers below `lakevision` to the log of the current Prefect run."""
+    """Send the records of all loggers below `lakevision` to the log of the current task run."""
     package = logging.getLogger("lakevision")
 
     def others() -> list[_RunLogHandler]:
