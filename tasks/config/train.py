@@ -54,8 +54,9 @@ class TrainConfig(FrozenConfig):
     weights: str = Field(
         "DEFAULT",
         min_length=1,
-        description="Initial weights: none, DEFAULT (torchvision's pretrained weights, downloaded), or the path of a "
-        "state dict or of a checkpoint with one; its head is replaced",
+        # One line in the form: image_size is on its first screen.
+        description="Initial weights: none, DEFAULT (torchvision's pretrained, downloaded), or the path of a state dict "
+        "or checkpoint",
     )
     freeze_backbone: bool = Field(
         True, description="Freeze the backbone and train only the new head; requires pretrained weights"
