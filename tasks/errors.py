@@ -114,6 +114,13 @@ class TrackingUnavailable(UserError, RuntimeError):
     """
 
 
+class AccessDenied(NotRetried, RuntimeError):
+    """The tracking server denies access during a run, as to an expired token; the message names it.
+
+    Not WrongInput: what could not be read is not wrong, and nothing is decided without it.
+    """
+
+
 class ClusterUnavailable(UserError, RuntimeError):
     """The Spark master does not answer; the message names it. Retried, since it may come back."""
 
@@ -177,6 +184,7 @@ USER_ERRORS: dict[str, type[UserError]] = {
         OutOfMemory,
         QueryTooLarge,
         TrackingUnavailable,
+        AccessDenied,
         ClusterUnavailable,
         SourceUnavailable,
         TableInUse,

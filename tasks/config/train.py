@@ -55,8 +55,8 @@ class TrainConfig(FrozenConfig):
         "DEFAULT",
         min_length=1,
         # One line in the form: image_size is on its first screen.
-        description="Initial weights: none, DEFAULT (torchvision's pretrained, downloaded), or the path of a state dict "
-        "or checkpoint",
+        description="Initial weights: none, DEFAULT (torchvision's pretrained, downloaded), or the path of a state "
+        "dict or checkpoint",
     )
     freeze_backbone: bool = Field(
         True, description="Freeze the backbone and train only the new head; requires pretrained weights"

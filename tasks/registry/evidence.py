@@ -225,7 +225,7 @@ def recorded_accuracy(
         try:
             again = "on the same images, on which it was tested again"
             return accuracy_on_cache(classifier, best.cache), best.images, again
-        except (WrongInput, CacheDamaged, OSError, pa.ArrowInvalid) as error:
+        except (WrongInput, CacheDamaged, FileNotFoundError, pa.ArrowInvalid) as error:
             problem = str(error)
     raise ChampionUnusable(
         f"its accuracy of {champion.accuracy:.4f} was measured on {num_test_images(champion)} of an earlier version of "

@@ -20,7 +20,7 @@ from mlflow.utils.rest_utils import http_request
 from sqlalchemy import make_url
 
 from tasks.credentials import without_credentials
-from tasks.errors import TrackingUnavailable, WrongInput
+from tasks.errors import AccessDenied, TrackingUnavailable, WrongInput
 from tasks.paths import is_inside, local_path
 from tasks.storage import Storage, artifacts_folder, tracking_file
 from tasks.system.home import PRIVATE_FILE, is_shared, make_home, make_private_file
@@ -188,7 +188,7 @@ def translate_outage(storage: Storage, way_out: str = TRAINING_RESUMES) -> Itera
 
     Raises:
         TrackingUnavailable: The server or database does not answer.
-        WrongInput: The server denies access.
+        AccessDenied: The server denies access.
     """
     try:
         yield
@@ -197,7 +197,7 @@ def translate_outage(storage: Storage, way_out: str = TRAINING_RESUMES) -> Itera
         message = " ".join(without_credentials(str(error)).split())
         # `from None`: a traceback would show the text of the original error, with its credentials.
         if error.error_code in ACCESS_DENIED:
-            raise WrongInput(f"{server} denies access ({message})", way_out=LOG_IN) from None
+            raise AccessDenied(f"{server} denies access ({message})", way_out=LOG_IN) from None
         if not _is_unavailable(error):
             raise
         raise TrackingUnavailable(

@@ -22,7 +22,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from tasks.config.frozen import flat_params
 from tasks.credentials import without_credentials
-from tasks.errors import TrackingUnavailable
+from tasks.errors import AccessDenied, TrackingUnavailable
 from tasks.refs import TableRef
 from tasks.storage import Storage
 from tasks.tracking.files import log_table, log_text, run_files
@@ -143,7 +143,7 @@ def tracked_run(
         resume: Id of the run to resume, or None.
 
     Raises:
-        TrackingUnavailable: The server does not answer, here or within the context.
+        TrackingUnavailable, AccessDenied: The server does not answer or denies access, here or within the context.
         BaseException: Any error raised within the context, also if the server does not accept the final status.
     """
     within: BaseException | None = None
@@ -164,7 +164,7 @@ def tracked_run(
             finally:
                 client_of(storage).set_terminated(run.info.run_id, RunStatus.to_string(status))
                 monitors.pop(run.info.run_id).finish()
-    except TrackingUnavailable as away:
+    except (TrackingUnavailable, AccessDenied) as away:
         if within in (None, away) or isinstance(within, MlflowException):
             raise
         logger.warning("MLflow run %s is left as running: %s", run.info.run_id, away)

@@ -12,7 +12,7 @@ import optuna
 from tasks.cache.manifest import open_cache
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TuneConfig, with_values
-from tasks.errors import SubmittedRunCancelled, WrongInput
+from tasks.errors import AccessDenied, SubmittedRunCancelled, WrongInput
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.tracking.searches import parent_run, trial_tags
@@ -170,7 +170,7 @@ def _has_ended(study: optuna.Study, number: int, trial: RunningTrial, on_cancell
         mark_cancelled(study, number)
         fail_trial(study, number, str(error))
         on_cancelled(number)
-    except WrongInput:
+    except (WrongInput, AccessDenied):
         raise  # A retry would raise it again.
     except Exception as error:
         logger.warning("trial %d failed: %s", number, error)

@@ -11,6 +11,9 @@ import deltalake
 import mlflow
 import pyarrow as pa
 import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter
@@ -21,11 +24,12 @@ from tasks.config.etl import EtlConfig
 from tasks.config.prediction import PredictConfig, PromoteRun
 from tasks.config.promotion import PromoteConfig, RollbackConfig, RollbackRun
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.errors import WrongInput
+from tasks.errors import AccessDenied, WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.description import FILE_LIMITS, NEWEST
 from tasks.orchestration.stage import StageLog
+from tasks.predict import evaluation
 from tasks.predict.champion import check_model
 from tasks.refs import EtlReport, ModelRef, PredictReport, RunRef, TableRef
 from tasks.registry import promote as promote_module
@@ -445,6 +449,36 @@ def test_champion_that_cannot_be_loaded_stays_until_a_user_gives_a_reason(source
         "the champion cannot be evaluated, so only the limits of a run counted: photos version 1 has a file weights"
     )
     assert message in made.reason
+
+
+@pytest.mark.parametrize("denied", ["version", "cache"])
+def test_champion_that_may_not_be_read_now_is_not_replaced(source, storage, tmp_path, monkeypatch, denied):
+    """An expired login, and a store that does not answer, say nothing about the champion, whatever the settings."""
+    cache = hand_made_cache(source, f"{storage.cache}/by-hand")
+    old = log_run(storage, tmp_path, seed=1, accuracy=0.8, content="older", image_size=SIDE)
+    before = promote_best([old], NAMED, storage).champion
+    newer = PHOTOS.model_copy(update={"version": 7})
+    run = log_run(storage, tmp_path, seed=2, accuracy=0.7, table=newer, content="newer", cache=cache)
+    with monkeypatch.context() as now:
+        if denied == "cache":
+            now.setattr(evaluation, "open_cache", raising(TimeoutError("the store does not answer")))
+            expected = pytest.raises(TimeoutError, match="the store does not answer")
+        else:  # As MLflow's client raises it for the status 403.
+            forbidden = MlflowException("403 Forbidden", error_code=PERMISSION_DENIED)
+            now.setattr(MlflowClient, "get_model_version_download_uri", raising(forbidden))
+            expected = pytest.raises(AccessDenied, match="denies access")
+        with expected:
+            promote_best([run], REPLACING, storage, reason="it is old")
+    assert champion(storage) == before
+
+
+def raising(error: Exception):
+    """Return a function that raises an error."""
+
+    def fail(*_args, **_kwargs):
+        raise error
+
+    return fail
 
 
 def test_run_whose_table_version_cannot_be_pinned_is_not_promoted(source, storage, tmp_path):

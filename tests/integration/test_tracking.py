@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from pydantic import ValidationError
 
 from tasks.config.storage import StorageConfig
-from tasks.errors import TrackingUnavailable, WrongInput
+from tasks.errors import AccessDenied, TrackingUnavailable, WrongInput
 from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import save_classifier
 from tasks.model_package.description import FILE_LIMITS
@@ -160,7 +160,7 @@ def test_tracking_server_that_refuses_is_not_called_silent(tmp_path, answer, wha
         assert refused.value.setting == "storage.tracking"
         assert ("MLFLOW_TRACKING_TOKEN" in str(refused.value)) == (what == "denies access")
         if what == "denies access":
-            with pytest.raises(WrongInput, match=f"'{url}' denies access .*: set MLFLOW_TRACKING_TOKEN"):
+            with pytest.raises(AccessDenied, match=f"'{url}' denies access .*: set MLFLOW_TRACKING_TOKEN"):
                 find_finished_run(storage, "key")
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from tasks.errors import (
+    AccessDenied,
     DiskFull,
     Diverged,
     OutOfMemory,
@@ -33,6 +34,7 @@ RESTORED = [
     DiskFull,
     OutOfMemory,
     TrackingUnavailable,
+    AccessDenied,
     RunDeleted,
     RankStalled,
     SubmittedRunFailed,
