@@ -191,7 +191,7 @@ def _hide_tracebacks(handler: logging.Handler) -> None:
 def _route_logs(config: BaseModel) -> str:
     """Write full logs to a file, hide tracebacks of user errors on the terminal, and return the file's path."""
     storage = resolve_storage(config.storage)  # type: ignore[attr-defined]  # every flow's parameters have a storage
-    check_home(Path(storage.home))
+    check_home(Path(storage.home), storage.home_entries)
     make_home(Path(storage.home))
     log = storage.logs / "flows.log"
     log.parent.mkdir(exist_ok=True)

@@ -97,11 +97,12 @@ class DagFlow(Flow[P, R]):
         """Run the flow in this process."""
         reach_this_machine_directly()
         config = args[0] if args else kwargs.get("config")
-        storage = getattr(config, "storage", None) if isinstance(config, BaseModel) else None
+        given = getattr(config, "storage", None) if isinstance(config, BaseModel) else None
         if PREFECT_API_URL.value() and FlowRunContext.get() is None:
             check_server()
-        home = Path(resolve_storage(storage or StorageConfig()).home)
-        check_home(home)
+        storage = resolve_storage(given or StorageConfig())
+        home = Path(storage.home)
+        check_home(home, storage.home_entries if PREFECT_API_URL.value() else (*storage.home_entries, "prefect"))
         with temporary_server_under(home):
             return super().__call__(*args, **kwargs)
 

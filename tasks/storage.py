@@ -57,6 +57,16 @@ class Storage(BaseModel):
         """Folder of the checkpoints of unfinished training runs; local or on a shared file system."""
         return Path(self.home) / "checkpoints"
 
+    @property
+    def home_entries(self) -> tuple[str, ...]:
+        """How the names begin of the entries of the home that a run writes to, whose other locations are elsewhere."""
+        names = [name for name in ("tables", "cache", "artifacts") if getattr(self, name) == f"{self.home}/{name}"]
+        if self.server_keeps_artifacts:
+            names.remove("artifacts")
+        if self.tracking == tracking_file(self.home):
+            names.append("mlflow.db")
+        return ("checkpoints", "logs", "spark-temp", "studies", *names)
+
     def as_config(self) -> StorageConfig:
         """Return the settings that resolve to this storage in another process, regardless of its environment.
 

@@ -100,7 +100,6 @@ install_wheel() {
     uv pip install --python .venv/bin/python --no-deps --reinstall "$(find_wheel)"
     .venv/bin/python -c 'import horovod.torch as hvd; assert hvd.gloo_built(), "Horovod was built without Gloo"'
     touch ".venv/.$horovod_key"
-    if [ -n "$operations" ]; then echo "$operations" >"$remembered"; fi
 }
 
 install_horovod() {
@@ -108,4 +107,6 @@ install_horovod() {
     if [ ! -e ".venv/.$horovod_key" ] || ! .venv/bin/python -c 'import horovod' 2>/dev/null; then
         step "Horovod's wheel into .venv" install_wheel
     fi
+    # Also where the wheel was installed before: by default, then, and now by choice.
+    if [ -n "$operations" ]; then echo "$operations" >"$remembered"; fi
 }

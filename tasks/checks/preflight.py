@@ -89,7 +89,7 @@ def check_pipeline(
     from tasks.checks.trainable import check_training  # Here: it loads torch.
 
     check_java()
-    check_home(Path(storage.home))
+    check_home(Path(storage.home), storage.home_entries)
     for name in ("home", "tables", "cache"):
         check_writable(getattr(storage, name), f"storage.{name}")
     if storage.artifacts.startswith("s3a://"):

@@ -29,6 +29,9 @@ from tasks.train.phases import Phase, phases_of
 
 logger = logging.getLogger("lakevision.sanity")
 
+MAX_WAIT_SECONDS = 1800
+"""Maximum time that a check waits for a GPU, in seconds: half of its stage's time limit."""
+
 NUM_NAMED = 8
 """Maximum number of parameters in the error; the report has all of them."""
 
@@ -70,10 +73,10 @@ def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches
     Raises:
         WrongInput: Invalid weights, model, layer, device or precision.
         CacheDamaged: The cache was changed or removed.
-        TimeLimitExceeded: Ranks had all GPUs for `train.timeout_seconds`.
+        TimeLimitExceeded: Ranks had all GPUs for `train.timeout_seconds` or MAX_WAIT_SECONDS.
     """
     manifest, gpus = open_cache(cache), gpus_for(train.device)
-    with take_slot(gpus, train.timeout_seconds) if gpus else nullcontext() as slot:
+    with take_slot(gpus, min(train.timeout_seconds, MAX_WAIT_SECONDS)) if gpus else nullcontext() as slot:
         device = take_device(train.device, slot.number if slot else 0, Reducer())
         torch.manual_seed(train.seed)
         num_classes = len(manifest.classes)

@@ -119,7 +119,10 @@ class SparkFailed(RuntimeError):
     """Work that failed in Spark, with its message as text: Spark's own exceptions read it from the JVM when shown."""
 
 
-WRONG_SETTINGS = ("BindException", "UnknownHostException", "ClassNotFoundException", "IllegalArgumentException")
+WRONG_SETTINGS = (
+    *("BindException", "UnknownHostException", "ClassNotFoundException", "ClassCastException"),
+    *("IllegalArgumentException", "NumberFormatException", "NoSuchMethodException"),
+)
 """Ends of the names of Java's exceptions that end each start with the same settings."""
 
 
@@ -128,16 +131,16 @@ def start_failure(error: BaseException, conf: Mapping[str, str], log: Path) -> B
 
     Args:
         error: The failure.
-        conf: Spark's settings given by the user; the message names those that Java's messages name.
+        conf: Spark's settings given by the user; the message names those that Java's messages name, else all.
         log: The log file of the JVM.
 
     Returns:
         WrongInput for an address, a class or a value that Spark cannot use, else SparkFailed. An error that is not
         Java's is returned as it is.
     """
-    if not isinstance(error, Py4JJavaError):
+    thrown: Any = _java_exception(error)
+    if thrown is None:
         return error
-    thrown: Any = error.java_exception
     texts: list[str] = []
     while thrown is not None and len(texts) < MAX_CAUSES:
         texts.append(shorten_exception(thrown.toString()).splitlines()[0])
@@ -147,9 +150,17 @@ def start_failure(error: BaseException, conf: Mapping[str, str], log: Path) -> B
         return SparkFailed(f"{problem}, see {log}: run again")
     # A short value, such as a number, may be in the message for another reason.
     named = [name for name, value in conf.items() if name in problem or (len(value) > 3 and value in problem)]
-    named = named or list(conf)
-    given = ", ".join(f"{name} '{conf[name]}'" for name in named)
-    return WrongInput(problem, setting="spark.conf", way_out=f"correct {given or 'the settings of the group spark'}")
+    given = ", ".join(f"{name} '{conf[name]}'" for name in named or conf)
+    # One of several that the message does not name: the others may be right.
+    way_out = f"{'correct' if named else 'check'} {given or 'the settings of the group spark'}"
+    return WrongInput(problem, setting="spark.conf", way_out=way_out)
+
+
+def _java_exception(error: BaseException) -> Any:
+    """Return the exception that the JVM threw; None for another error. Spark's first session replaces Py4J's errors."""
+    if isinstance(error, CapturedException):
+        return error._origin
+    return error.java_exception if isinstance(error, Py4JJavaError) else None
 
 
 def _root_message(error: Py4JJavaError) -> str:

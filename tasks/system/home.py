@@ -1,5 +1,6 @@
 """Permissions of the home folder, accessible to its owner only, and rotation of its logs."""
 
+import fcntl
 import os
 import shutil
 import stat
@@ -31,8 +32,12 @@ LOGS = ("flows.log", "spark.log")
 DATABASES = ("mlflow.db", "prefect/prefect.db", "prefect/temporary.db", "studies/studies.db")
 
 
-def check_home(home: Path) -> None:
+def check_home(home: Path, used: tuple[str, ...]) -> None:
     """Check that this user may write to a home, and to what runs of another user may have left in it.
+
+    Args:
+        home: The folder, which need not exist.
+        used: How the names begin of the entries that the run writes to; what is elsewhere may belong to anybody here.
 
     Raises:
         WrongInput: A file or folder cannot be written to; the message names it and its owner.
@@ -40,7 +45,9 @@ def check_home(home: Path) -> None:
     found = home
     while not os.path.lexists(found) and found != found.parent:
         found = found.parent  # which the home is made in
-    entries = [home / name for name in sorted(KNOWN_ENTRIES)] + [home / "logs" / name for name in LOGS]
+    entries = [home / name for name in sorted(KNOWN_ENTRIES) if name.startswith(used)] + [
+        home / "logs" / name for name in LOGS
+    ]
     for path in (found, *entries):
         mode = os.W_OK | (os.X_OK if os.path.isdir(path) else 0)
         if os.path.exists(path) and not os.access(path, mode, effective_ids=os.access in os.supports_effective_ids):
@@ -130,8 +137,12 @@ MAX_LOG_BYTES = 50_000_000
 
 
 def rotate(log: Path) -> None:
-    """Copy a log that is too long to NAME.1, and empty it: processes that append to it need not open it again."""
-    with suppress(OSError):  # A full disk is reported by the work itself.
-        if log.is_file() and MAX_LOG_BYTES < log.stat().st_size < shutil.disk_usage(log.parent).free:
+    """Copy a log that is too long to NAME.1, and empty it: processes that append to it need not open it again.
+
+    If another process does it at this moment, nothing is done: the second copy would be that of the empty log.
+    """
+    with suppress(OSError), log.open("rb") as held:  # A full disk is reported by the work itself.
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if MAX_LOG_BYTES < log.stat().st_size < shutil.disk_usage(log.parent).free:
             shutil.copyfile(log, f"{log}.1")
             os.truncate(log, 0)

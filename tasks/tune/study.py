@@ -203,7 +203,7 @@ class Sampler(TPESampler):
         TPE ranks pruned trials by their last epoch, those without one last. The NaN of a diverged trial has an epoch
         beyond the last one, so TPE would rank it first.
         """
-        trials = study.get_trials()
+        trials = study._get_trials()  # of all brackets, as TPE reads them
         if any(map(has_diverged, trials)):
             study = optuna.create_study(direction=study.direction)
             for known in trials:

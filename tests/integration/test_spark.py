@@ -239,6 +239,14 @@ for name, value in settings:
         print(error)
 with spark_session(SparkConfig(), storage) as session:
     print("rows", session.range(3).count())
+# Spark has replaced the class of its errors by now.
+settings = ("driver.host", "no.invalid"), ("memory.fraction", "much"), ("serializer", "java.lang.String")
+for name, value in settings:
+    try:
+        with spark_session(SparkConfig(conf={f"spark.{name}": value}), storage):
+            print("started")
+    except WrongInput as error:
+        print(error)
 """
 
 
@@ -248,13 +256,16 @@ def test_session_with_settings_that_spark_cannot_use_is_refused_in_a_sentence(tm
     environment = os.environ | {"LC_ALL": "C"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
-    address, host, port, serializer, rows = done.stdout.splitlines()
+    address, host, port, serializer, rows, later_host, number, kind = done.stdout.splitlines()
     assert address.startswith("Spark does not start (java.net.BindException: ")
     assert address.endswith(": correct spark.driver.bindAddress '203.0.113.7'")
     assert host.endswith("java.net.UnknownHostException: no.invalid): correct spark.driver.host 'no.invalid'")
-    assert port.endswith(": correct spark.driver.port '80'")
+    assert port.endswith(": check spark.driver.port '80'")
     assert "ClassNotFoundException: org.no.Serializer): correct spark.serializer 'org.no.Serializer'" in serializer
     assert rows == "rows 3"
+    assert later_host.endswith("java.net.UnknownHostException: no.invalid): correct spark.driver.host 'no.invalid'")
+    assert number.endswith(": correct spark.memory.fraction 'much'")
+    assert kind.endswith("correct spark.serializer 'java.lang.String'")
 
 
 def start_session(home: Path, *archive: Path) -> str:

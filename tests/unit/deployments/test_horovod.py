@@ -101,6 +101,12 @@ def test_machine_with_a_gpu_builds_with_nccl(tmp_path: Path) -> None:
     assert variant(HOROVOD_GPU_OPERATIONS="NCCL") == "nccl NCCL\n"
 
 
+def test_choice_is_remembered_where_its_wheel_is_installed_already(tmp_path: Path) -> None:
+    """Without it, the next set-up beside a GPU would build with NCCL."""
+    command = f"remembered={tmp_path}/variant; step() {{ :; }}; install_horovod; cat $remembered"
+    assert source_build(tmp_path, command, HOROVOD_GPU_OPERATIONS="CPU").stdout == "CPU\n"
+
+
 def test_lock_has_nvcc_of_the_cuda_version_of_torch() -> None:
     """The build for GPUs takes nvcc from the lock file; another version may not compile torch's headers."""
     lock = tomllib.loads((ROOT / "uv.lock").read_text())

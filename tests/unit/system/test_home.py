@@ -96,7 +96,14 @@ NOBODY = 65534
 
 
 @pytest.mark.parametrize(
-    ("home", "closed"), [("home", "home"), ("home", "home/logs"), ("home", "home/logs/spark.log"), ("new/home", ".")]
+    ("home", "closed"),
+    [
+        ("home", "home"),
+        ("home", "home/logs"),
+        ("home", "home/logs/spark.log"),
+        ("home", "home/mlflow.db-wal"),
+        ("new/home", "."),
+    ],
 )
 def test_home_that_this_user_cannot_write_to_is_refused_in_a_sentence(home: str, closed: str) -> None:
     """A run of another user, or of the administrator in a container, may have left files in it."""
@@ -105,20 +112,50 @@ def test_home_that_this_user_cannot_write_to_is_refused_in_a_sentence(home: str,
         folder = Path(name)
         (folder / "home" / "logs").mkdir(parents=True)
         (folder / "home" / "logs" / "spark.log").touch()
+        (folder / "home" / "mlflow.db-wal").touch()
+        used = resolve_storage(StorageConfig(home=str(folder / home))).home_entries
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o777)
         try:
             os.seteuid(NOBODY if user == 0 else user)
-            check_home(folder / home)
+            check_home(folder / home, used)
             os.seteuid(user)
             (folder / closed).chmod(0o555)
             os.seteuid(NOBODY if user == 0 else user)
             with pytest.raises(WrongInput) as refused:
-                check_home(folder / home)
+                check_home(folder / home, used)
         finally:
             os.seteuid(user)
             (folder / closed).chmod(0o777)
     assert f"cannot write to '{folder / closed}', whose owner has the id {user}: give a home" in str(refused.value)
+
+
+def test_entries_that_a_run_does_not_write_to_may_belong_to_others(tmp_path: Path) -> None:
+    """Tables, cache, artifacts and tracking may all be elsewhere; the rest is always in the home."""
+    home, always = str(tmp_path), ("checkpoints", "logs", "spark-temp", "studies")
+    assert resolve_storage(StorageConfig(home=home)).home_entries == (
+        *always, "tables", "cache", "artifacts", "mlflow.db",
+    )  # fmt: skip
+    served = StorageConfig(home=home, tables="s3a://b/tables", cache="/elsewhere", tracking="http://127.0.0.1:5000")
+    assert resolve_storage(served).home_entries == always
+
+
+def test_log_that_another_process_rotates_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second copy would be that of the log which the first one has emptied."""
+    log = tmp_path / "flows.log"
+    monkeypatch.setattr(home_module, "MAX_LOG_BYTES", 10)
+    log.write_bytes(b"a long first line\n")
+    copied = home_module.shutil.copyfile
+
+    def copy_while_another_rotates(*paths: str) -> None:
+        copied(*paths)
+        monkeypatch.setattr(home_module.shutil, "copyfile", copied)
+        rotate(log)
+        assert log.stat().st_size > 0
+
+    monkeypatch.setattr(home_module.shutil, "copyfile", copy_while_another_rotates)
+    rotate(log)
+    assert (log.read_bytes(), (tmp_path / "flows.log.1").read_bytes()) == (b"", b"a long first line\n")
 
 
 def test_long_log_is_rotated_while_a_process_appends_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,11 +241,13 @@ def test_trial_that_is_not_the_best_after_an_epoch_is_pruned(study: optuna.Study
             on_event({"epoch": 2, "ends_training": True, "value": 0.0})
 
 
-def test_diverged_trial_is_the_worst_of_the_pruned(storage: Storage) -> None:
-    """Values are drawn as if its training run had never validated an epoch, however many epochs it had."""
+@pytest.mark.parametrize("max_epochs", [TRAIN.max_epochs, 81])
+def test_diverged_trial_is_the_worst_of_the_pruned(storage: Storage, max_epochs: int) -> None:
+    """Values are drawn as if it had never validated an epoch, from the trials of all brackets."""
+    train = TRAIN.model_copy(update={"max_epochs": max_epochs})
     drawn, space = [], distributions(TUNE.space)
-    for name, reported in {"diverged": {1: 0.9, TRAIN.total_epochs + 1: math.nan}, "none": {}}.items():
-        study = open_study(storage, name, TRAIN, TUNE, create=True)
+    for name, reported in {"diverged": {1: 0.9, train.total_epochs + 1: math.nan}, "none": {}}.items():
+        study = open_study(storage, name, train, TUNE, create=True)
         for number in range(12):
             rate, values = 10 ** -(1 + number / 4), reported if number % 3 == 0 else {1: number / 12}
             params = {"learning_rate": rate}
@@ -254,6 +256,7 @@ def test_diverged_trial_is_the_worst_of_the_pruned(storage: Storage) -> None:
                     state=TrialState.PRUNED, params=params, distributions=space, intermediate_values=values
                 )
             )
+        study.pruner._try_initialization(study)  # From here on each trial has a bracket.
         drawn.append(next_trial(study, space, TUNE).params)  # type: ignore[union-attr]  # there are fewer than num_trials
     assert drawn[0] == drawn[1]
 
