@@ -59,7 +59,7 @@ class Storage(BaseModel):
 
     @property
     def home_entries(self) -> tuple[str, ...]:
-        """How the names begin of the entries of the home that a run writes to, whose other locations are elsewhere."""
+        """Beginnings of the names of the entries in the home that a run writes to: its other locations are not there."""
         names = [name for name in ("tables", "cache", "artifacts") if getattr(self, name) == f"{self.home}/{name}"]
         if self.server_keeps_artifacts:
             names.remove("artifacts")

@@ -186,9 +186,8 @@ def _with_unusable_files(error: WrongInput, compared: Comparison, file: Path) ->
     first = compared.write_unusable(file, NUM_LISTED)
     lines = [f"{row['path']}: {row['reason']}" + (f" ({row['detail']})" if row["detail"] else "") for row in first]
     logger.warning("files that cannot be used, all of them in %s: %s", file, "; ".join(lines))
-    listing = WrongInput.complete(
-        f"{error}; '{file}' lists the files that cannot be used", setting=error.setting, way_out=error.way_out
-    )
+    cause = f"{error.cause} ('{file}' lists the files that cannot be used)"
+    listing = WrongInput(cause, setting=error.setting, way_out=error.way_out)
     for line in lines:
         listing.add_note(markdown_text(line))
     return listing
@@ -244,13 +243,19 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
                 tables = open_tables(spark, etl, storage, source)
                 # On a store, without a lock, another run may have committed between the listing and the opening.
                 if newest_commits(storage) == source.before:
-                    return _ingest(spark, source, tables, storage, etl.split_by)
+                    return _ingest(spark, source, tables, storage, etl)
 
     return try_without_spark(ingest, config, storage)
 
 
-def _ingest(spark: SparkSession | None, source: Source, tables: Tables, storage: Storage, requested: str) -> EtlReport:
+def _ingest(
+    spark: SparkSession | None, source: Source, tables: Tables, storage: Storage, requested: EtlConfig
+) -> EtlReport:
     etl = tables.etl
+    if etl.decode_version != requested.decode_version:
+        logger.info(
+            "the tables are decoded by version %d, and keep it: give other tables for another", etl.decode_version
+        )
     paths = (storage.table("images"), storage.table("files"))
     from_scratch = None in tables.versions or tables.replaced
     if spark is None and from_scratch:
@@ -283,12 +288,12 @@ def _ingest(spark: SparkSession | None, source: Source, tables: Tables, storage:
                 "the content is the same",
                 num_touched,
             )
-        if etl.split_by != requested:
+        if etl.split_by != requested.split_by:
             # Not an error: forms and deployments write defaults out, so the value need not be a choice of the user.
             logger.info(
                 "etl.split_by is %s, but '%s' was made with %s and continues with it, so that no image changes its "
                 "split: for another split give %s",
-                requested, paths[0], etl.split_by, properties.OTHER_TABLES,
+                requested.split_by, paths[0], etl.split_by, properties.OTHER_TABLES,
             )  # fmt: skip
         if spark is not None and not up_to_date:
             counts = _synchronize(spark, source, compared, tables, storage)

@@ -3,6 +3,7 @@
 The outcomes are stored, duplicate, quarantined and deleted.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -260,10 +261,13 @@ class Comparison:
         first: list[dict[str, str | None]] = []
         values = {"bad": QUARANTINED, "unreadable": Reason.UNREADABLE.value}
         file.parent.mkdir(parents=True, exist_ok=True)
-        with CSVWriter(file, UNUSABLE_ARROW) as writer:
+        # Runs of other tables of the home write the same file: whole, the last one wins.
+        partial = file.with_name(f"{file.name}.{os.getpid()}")
+        with CSVWriter(partial, UNUSABLE_ARROW) as writer:
             for batch in self._relations.batches(queries.UNUSABLE, UNUSABLE_ARROW, values):
                 first += batch.slice(0, most - len(first)).to_pylist()
                 writer.write_batch(batch)
+        os.replace(partial, file)
         return first
 
     def kept_groups(self) -> list[tuple[str, str, int]]:

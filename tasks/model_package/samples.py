@@ -130,6 +130,19 @@ def _stated_bits(colours_HWC: npt.NDArray[np.integer], image: ImageFile.ImageFil
         return None
     if bits == 16 or int(np.max(colours_HWC)) >> bits:
         return 16
-    # By the specification samples are scaled to 16 bits, whose lower bits are 0 in a dark image. Programs that do not
-    # scale them write the same chunk.
-    return max(8, bits) if (colours_HWC & ((1 << (16 - bits)) - 1)).any() else None
+    # By the specification samples are scaled to 16 bits. Programs that do not scale them write the same chunk. A dark
+    # image may be either, unless its samples show that they were not scaled.
+    return None if _may_be_scaled(colours_HWC, bits) else max(8, bits)
+
+
+def _may_be_scaled(colours_HWC: npt.NDArray[np.integer], bits: int) -> bool:
+    """Return whether samples can be `bits` bits scaled to 16: shifted, or multiplied and rounded in either way."""
+    found = np.zeros(1 << 16, dtype=bool)
+    for row_WC in colours_HWC:  # A large image as an index would take gigabytes.
+        found[row_WC] = True
+    samples = np.flatnonzero(found)
+    step = 65535 / ((1 << bits) - 1)
+    exact = np.rint(samples / step) * step
+    return not (samples % (1 << (16 - bits))).any() or any(
+        np.array_equal(rounded(exact), samples) for rounded in (np.rint, np.floor)
+    )

@@ -140,8 +140,8 @@ def check_callers_session(session: SparkSession) -> None:
             " is started",
         )
     python, own = session.sparkContext.pythonExec, Path(sys.executable)
-    found = Path(shutil.which(python) or "")
-    if (found.parent, found.resolve()) == (own.parent, own.resolve()):
+    found, workers = Path(shutil.which(python) or ""), (session.sparkContext.applicationId, python)
+    if workers in _checked or (found.parent, found.resolve()) == (own.parent, own.resolve()):
         return
     try:
         session.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
@@ -152,6 +152,11 @@ def check_callers_session(session: SparkSession) -> None:
             way_out=f"set PYSPARK_PYTHON to {sys.executable} before it is built, or call its stop(), and another is "
             "started",
         ) from None
+    _checked.add(workers)
+
+
+_checked: set[tuple[str, str]] = set()
+"""Applications of Spark whose Python workers have run a job, and their program."""
 
 
 def _reason(error: Exception) -> str:

@@ -37,7 +37,7 @@ def check_home(home: Path, used: tuple[str, ...]) -> None:
 
     Args:
         home: The folder, which need not exist.
-        used: How the names begin of the entries that the run writes to; what is elsewhere may belong to anybody here.
+        used: Beginnings of the names of the entries that the run writes to; other entries may belong to anybody.
 
     Raises:
         WrongInput: A file or folder cannot be written to; the message names it and its owner.

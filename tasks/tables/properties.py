@@ -67,11 +67,20 @@ def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
     Args:
         etl: The settings of the run.
         found: The table's properties.
+
+    Raises:
+        WrongInput: `etl.sample_bits` is set, which the table's version of decoding does not use.
     """
     kept: dict[str, object] = {}
     if etl.split_by == "stratified" and found.get(f"{PREFIX}split_by") == "content":
         kept["split_by"] = "content"
     if etl.decode_version == 2 and with_defaults(found)[DECODE_VERSION_PROPERTY] == "1":
+        if etl.sample_bits is not None:
+            raise WrongInput(
+                f"etl.sample_bits is {etl.sample_bits}, but the tables are decoded by version 1, which ignores it",
+                setting="etl.sample_bits",
+                way_out=f"leave it out, or give {OTHER_TABLES}",
+            )
         kept["decode_version"] = 1
     return etl.model_copy(update=kept)
 

@@ -487,7 +487,9 @@ def test_refused_run_names_the_files_that_cannot_be_used(
             _check_gates(comparison, EtlConfig.model_validate(settings), storage)
 
     file = storage.logs / "unusable-files.csv"
-    assert str(refused.value).endswith(f"the tables are unchanged; '{file}' lists the files that cannot be used")
+    assert f" ('{file}' lists the files that cannot be used): " in str(refused.value)
+    assert str(refused.value).endswith("the tables are unchanged")
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
     rows = pyarrow.csv.read_csv(file, parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True)).to_pylist()
     assert [row["path"] for row in rows] == [*bad, unreadable, *same]
     assert rows[0] == {"path": bad[0], "label": "cat", "reason": "truncated", "detail": "a\nb"}

@@ -15,6 +15,9 @@ LEVELS = np.arange(256, dtype=np.uint16).reshape(16, 16)
 TWELVE = LEVELS * 16 + 3
 """A ramp of samples of 12 bits."""
 
+SCALED = LEVELS[:, :, None] * (65535 / 4095)
+"""The lowest sixteenth of 12 bits, multiplied to 16 bits: nearly black."""
+
 FULL = np.full_like(LEVELS, 0xFFFF)
 COLOURS = np.stack([TWELVE, TWELVE[::-1], TWELVE.T], axis=2)
 OPAQUE = np.concatenate([COLOURS, FULL[:, :, None]], axis=2)
@@ -96,6 +99,8 @@ def test_samples_of_16_bits_are_not_scaled_by_more() -> None:
             "the samples from -9 to 246 are outside of 16 bits",
         ),
         (deep_png(TWELVE[:, :, None] & 0xFF0, (b"sBIT", b"\x0c")), None, "the samples are at most 4080"),
+        (deep_png(SCALED.round(), (b"sBIT", b"\x0c")), None, "the samples are at most 4081"),
+        (deep_png(np.floor(SCALED), (b"sBIT", b"\x0c")), None, "the samples are at most 4080"),
     ],
 )
 def test_samples_outside_of_their_range_are_refused(content: bytes, bits: int | None, sentence: str) -> None:
