@@ -59,7 +59,7 @@ class Storage(BaseModel):
 
     @property
     def home_entries(self) -> tuple[str, ...]:
-        """Beginnings of the names of the entries in the home that a run writes to: its other locations are not there."""
+        """Beginnings of the names of the entries in the home that a run writes to; the rest is elsewhere."""
         names = [name for name in ("tables", "cache", "artifacts") if getattr(self, name) == f"{self.home}/{name}"]
         if self.server_keeps_artifacts:
             names.remove("artifacts")
