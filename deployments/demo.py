@@ -120,10 +120,11 @@ def check_parameters(values: dict[str, Any], model: str | None) -> None:
 
     Raises:
         ValidationError: A setting has an invalid value.
-        WrongInput: The source is missing, empty, or has only one class; or the model is unknown.
+        WrongInput: The source is missing or empty, or has only one class or too few images; or the model is unknown.
     """
     from tasks.config.pipeline import PipelineConfig
-    from tasks.etl.listing import check_source
+    from tasks.etl.gates import check_enough_images
+    from tasks.etl.listing import check_source, class_sizes
     from tasks.spark.jvm import check_java
 
     config = PipelineConfig.model_validate(values["config"])
@@ -135,7 +136,7 @@ def check_parameters(values: dict[str, Any], model: str | None) -> None:
         check_model_name(model)
     folder = local_path(config.etl.source)  # None for the digits and for a URL, which the DAG's preflight checks
     if folder is not None:
-        check_source(folder)
+        check_enough_images(class_sizes(check_source(folder)), str(folder), config.etl)
 
 
 def follow_run(stack: LocalStack, deployment_name: str, values: dict[str, Any]) -> tuple[str, Any]:

@@ -24,7 +24,7 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
     with keep_spark():  # one JVM for all stages that need one
         stages.run(check_inputs, config, storage)
         etl = stages.run(ingest, config.etl, storage, config.spark)
-        run_stage(check_batches_fit, config.train, etl.images, config.ranks, config.predict, sorted(etl.classes))
+        run_stage(check_batches_fit, config.train, etl.images, config.ranks)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
         run_stage(check_promotable, config.promote, storage, etl.images, cache)
         release_memory_for_training(config.spark)

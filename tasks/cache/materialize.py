@@ -163,14 +163,15 @@ def check_content(content: Content, table: TableRef) -> None:
             f"'{table.path}' version {table.version} has the classes {list(content.classes)}",
             way_out="a classifier needs at least two",
         )
-    for split, rows in content.rows.items():
-        if rows == 0:
-            change = "lower etl.val_fraction or etl.test_fraction" if split == TRAIN else f"raise etl.{split}_fraction"
-            raise WrongInput(
-                f"the split '{split}' of '{table.path}' version {table.version} has no images",
-                setting="" if split == TRAIN else f"etl.{split}_fraction",
-                way_out=f"add images (where splits are predefined, to that one), or {change} for a new table",
-            )
+    if empty := [split for split, rows in content.rows.items() if rows == 0]:
+        split, named = empty[0], "' or '".join(empty)
+        missing = f"{len(empty)} image{'s' if len(empty) > 1 else ''}"
+        change = "lower etl.val_fraction or etl.test_fraction" if split == TRAIN else f"raise etl.{split}_fraction"
+        raise WrongInput(
+            f"no image of '{table.path}' version {table.version} is in the split '{named}'",
+            setting="" if split == TRAIN else f"etl.{split}_fraction",
+            way_out=f"add at least {missing} (where splits are predefined, to it), or {change} for a new table",
+        )
 
 
 def cache_key(content: Content, cache_config: CacheConfig, decoding: Decoding) -> str:

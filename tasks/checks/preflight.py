@@ -15,8 +15,9 @@ from tasks.config.etl import EtlConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
+from tasks.etl.gates import FileCounts, check_class_sizes, check_enough_images, most_to_train_on
 from tasks.etl.ingest import open_tables
-from tasks.etl.listing import check_splits
+from tasks.etl.listing import check_splits, class_sizes
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, prepare_source
 from tasks.object_store import file_system
@@ -36,7 +37,7 @@ from tasks.tables.delta import check_table_path
 from tasks.tables.relations import Relations
 from tasks.tables.snapshots import read_columns
 from tasks.tracking.server import check_tracking
-from tasks.train.batches import check_batches
+from tasks.train.batches import check_batches, check_monitor
 
 logger = logging.getLogger("lakevision.preflight")
 
@@ -44,12 +45,12 @@ SPLIT_ARROW = pa.schema([IMAGES_ARROW.field("split")])
 
 
 def check_split_size(train: TrainConfig, num_ranks: int, images: TableRef) -> None:
-    """Check that a table version has enough images for the ranks and the batch size, before its cache is built.
+    """Check that a table version has enough images for the ranks, before its cache is built.
 
     Tables that only Spark can read are not checked here: their cache is checked before the ranks start.
 
     Args:
-        train: Settings with the batch size.
+        train: Settings of the training run.
         num_ranks: Number of ranks that share the split `train`.
         images: Version of the table `images`.
 
@@ -87,6 +88,7 @@ def check_pipeline(
         WrongInput: A check failed; the message has the setting, its value and the way out.
     """
     from tasks.checks.trainable import check_training  # Here: it loads torch.
+    from tasks.predict.scoring import check_settings  # Here: it loads pandas.
 
     check_java()
     check_home(Path(storage.home), storage.home_entries)
@@ -99,12 +101,10 @@ def check_pipeline(
             logger.warning("%s", warning)
     source = prepare_source(config.etl, storage, config.spark)
     check_splits(source.listing, config.etl)
-    num_files = source.listing.num_rows
-    if config.etl.deleted != "keep":  # otherwise the tables may have images that are no longer in the source
-        num_ranks = config.ranks.num_ranks if config.ranks else 1
-        check_batches(config.train, num_ranks, num_files, "the source has {} images")
-    for path in (storage.table("images"), storage.table("files")):
-        check_table_path(path)
+    check_settings(config.predict, class_sizes(source.listing))
+    tables = [check_table_path(storage.table(name)) for name in ("images", "files")]
+    if config.etl.deleted != "keep" or not any(tables):  # else tables may have images that the source has no more
+        check_listing(config, source, has_tables=any(tables))
     check_table_path(config.predict.predictions or storage.table("predictions"))
     if config.predict.table and not check_table_path(config.predict.table, "predict.table"):
         raise WrongInput(
@@ -121,8 +121,35 @@ def check_pipeline(
     check_room(config.etl, config.cache, source, storage)
     check_tracking(storage, data=True)
     logger.info(
-        "%d files in %s; Java, tables, model, weights, disk and tracking are in order", num_files, source.location
+        "%d files in %s; Java, tables, model, weights, disk and tracking are in order",
+        *(source.listing.num_rows, source.location),
     )
+
+
+def check_listing(config: PipelineConfig, source: Source, *, has_tables: bool) -> None:
+    """Check all that the numbers of files say about training, before a file is read.
+
+    The table will have at most as many images of each class: duplicates and unusable files are no images.
+
+    Args:
+        config: Settings of the DAG.
+        source: The source.
+        has_tables: Whether tables exist, whose images keep their split.
+
+    Raises:
+        WrongInput: There are too few images, in all, of a class, or for the ranks, or too few classes for the metric.
+    """
+    etl, sizes = config.etl, class_sizes(source.listing)
+    if etl.split_by in {"folder", "file"}:
+        most = source.listing.counts("split")[TRAIN]
+    else:
+        check_enough_images(sizes, str(source.location), etl)
+        most = most_to_train_on(sizes, etl, is_new=not has_tables)
+    if not has_tables:  # else ETL compares both, and asks whether the source is complete
+        check_class_sizes(FileCounts(images=sizes), etl)
+    num_ranks = config.ranks.num_ranks if config.ranks else 1
+    check_batches(config.train, num_ranks, most, f"the source has at most {{}} images for the split '{TRAIN}'")
+    check_monitor(config.train, len(sizes))
 
 
 def check_room(etl: EtlConfig, cache_config: CacheConfig, source: Source, storage: Storage) -> None:

@@ -3,8 +3,6 @@
 Modules that load torch are imported inside the functions: registering deployments does not wait for torch.
 """
 
-from collections.abc import Sequence
-
 from prefect.artifacts import create_table_artifact
 
 from tasks.checks.original_run import OriginalRun, read_training
@@ -12,7 +10,6 @@ from tasks.checks.preflight import check_pipeline, check_split_size
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.pipeline import PipelineConfig
-from tasks.config.prediction import PredictConfig
 from tasks.config.storage import SparkConfig
 from tasks.config.train import GradientConfig, OverfitConfig, TrainConfig
 from tasks.orchestration.pools import check_pool, where_to_run
@@ -57,27 +54,9 @@ def check_trainable(
 
 
 @stage("check-batches", timeout_seconds=1800)
-def check_batches_fit(
-    train: TrainConfig,
-    images: TableRef,
-    distributed: DistributedConfig | None = None,
-    predict: PredictConfig | None = None,
-    labels: Sequence[str] = (),
-) -> None:
-    """Check a table version before its cache is built: its images against the batch size, its labels for inference.
-
-    Args:
-        train: As for `check_split_size`.
-        images: As for `check_split_size`.
-        distributed: Settings of the ranks; None for one process.
-        predict: Settings with which the model is to predict, or None.
-        labels: Labels of the images, the classes of that model.
-    """
+def check_batches_fit(train: TrainConfig, images: TableRef, distributed: DistributedConfig | None = None) -> None:
+    """Check that a table version has enough images for the ranks, before its cache is built."""
     check_split_size(train, distributed.num_ranks if distributed else 1, images)
-    if predict is not None:
-        from tasks.predict.scoring import check_settings  # Here: it loads pandas.
-
-        check_settings(predict, labels)
 
 
 @stage("overfit-batch", timeout_seconds=3600)

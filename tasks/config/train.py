@@ -101,7 +101,9 @@ class TrainConfig(FrozenConfig):
         description="Phases after the training of the head, each with more trainable layers",
     )
     batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
-        32, description="Images per batch on each rank; auto: the largest batch that fits into the device's memory"
+        32,
+        description="Images per batch on each rank; lowered where the split `train` has fewer. auto: the largest batch "
+        "that fits into the device's memory",
     )
     accumulate_steps: int = Field(
         1,
@@ -260,6 +262,12 @@ class TrainConfig(FrozenConfig):
     def trains_head_only(self) -> bool:
         """True if every phase trains only the head, on cached features."""
         return self.makes_features and not self.fine_tune
+
+    def fitting_batch(self, num_ranks: int, rows: int) -> int | Literal["auto"]:
+        """Return `batch_size`, lowered so that a step of all ranks takes at most `rows` images, those of `train`."""
+        if self.batch_size == "auto":
+            return "auto"
+        return max(1, min(self.batch_size, rows // (num_ranks * self.accumulate_steps)))
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the result, with the values of `neutral`.

@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Self
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput, join_names
+from tasks.etl.stratify import SplitRule
 from tasks.interval import wilson_interval
-from tasks.refs import SPLITS, TEST
+from tasks.refs import SPLITS, TEST, TRAIN, VAL
 from tasks.schema import QUARANTINED, STORED
 
 NUM_NAMED = 5
@@ -100,6 +102,46 @@ def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
             setting="etl.min_images_per_class",
             way_out="add images, remove the classes from the source, or lower the bound; the tables are unchanged",
         )
+
+
+def check_enough_images(sizes: Counter[str], source: str, etl: EtlConfig) -> None:
+    """Check that no split that is made by fractions would be empty, before files are ingested.
+
+    Args:
+        sizes: Number of files of each class.
+        source: Folder or URL, for the error message.
+        etl: Settings of the splits.
+
+    Raises:
+        WrongInput: A split has the fraction 0, or a class would have no image to train on, or a split none at all.
+    """
+    for split, fraction in ((VAL, etl.val_fraction), (TEST, etl.test_fraction)):
+        if not fraction:
+            raise WrongInput(
+                f"etl.{split}_fraction is 0, so that the split '{split}' has no images",
+                setting=f"etl.{split}_fraction",
+                way_out="training needs some: give a larger fraction, such as 0.1",
+            )
+    needed = len(sizes) + len((VAL, TEST))
+    if (missing := needed - sizes.total()) > 0:
+        raise WrongInput(
+            f"source is '{source}', which has {sizes.total()} images in {len(sizes)} classes; training needs {needed}: "
+            f"one of each class in the split '{TRAIN}', and one more in each of '{VAL}' and '{TEST}'",
+            setting="source",
+            way_out=f"add {missing} image{'s' if missing > 1 else ''}",
+        )
+
+
+def most_to_train_on(sizes: Counter[str], etl: EtlConfig, *, is_new: bool) -> int:
+    """Return the most images that the split `train` can have, from the number of files of each class.
+
+    In a new table the fractions hold to one image in every class; an older one may have lost images of other splits.
+    """
+    most = sizes.total() - len((VAL, TEST))
+    if not is_new or etl.split_by != "stratified":
+        return most
+    share = SplitRule.of(etl).shares[TRAIN]
+    return min(most, sum(ceil(number * share) for number in sizes.values()))
 
 
 def is_beyond(deleted: int, total: int, max_fraction: float) -> bool:

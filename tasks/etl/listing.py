@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -286,13 +287,22 @@ def check_source(source: Path, etl: EtlConfig = EtlConfig()) -> SpooledRows:
     return listing
 
 
+def class_sizes(listing: SpooledRows) -> Counter[str]:
+    """Return the number of files of each class, whose name is in Unicode's composed form."""
+    sizes: Counter[str] = Counter()
+    for label, number in listing.counts("label").items():
+        if label is not None:
+            sizes[composed(label)] += number
+    return sizes
+
+
 def check_labels(listing: SpooledRows, source: str, etl: EtlConfig) -> None:
     """Check that a listing has at least two labels, and a split folder if the folders name the splits.
 
     Raises:
         WrongInput: There are fewer than two labels, or no path has a split folder.
     """
-    labels = sorted({composed(label) for label in listing.values("label").to_pylist() if label is not None})
+    labels = sorted(class_sizes(listing))
     if len(labels) < 2:
         thing = "class folder" if etl.labels.by == "folder" else f"label by etl.labels.{etl.labels.by}"
         named = f"only the {thing} '{labels[0]}'" if labels else f"no {thing}"
@@ -302,7 +312,7 @@ def check_labels(listing: SpooledRows, source: str, etl: EtlConfig) -> None:
             setting="source",
             way_out=f"a classifier needs at least two {things}",
         )
-    if etl.split_by == "folder" and listing.values("split").to_pylist() == [None]:
+    if etl.split_by == "folder" and [*listing.counts("split")] == [None]:
         raise WrongInput(
             f"etl.split_by is 'folder', but no path below '{source}' has a folder {', '.join(SPLITS)}",
             setting="etl.split_by",
@@ -318,7 +328,7 @@ def check_splits(listing: SpooledRows, etl: EtlConfig) -> None:
     """
     if etl.split_by in {"stratified", "content"}:
         return
-    found = listing.values("split").to_pylist()
+    found = listing.counts("split")
     for split in SPLITS:
         if split not in found:
             raise WrongInput(

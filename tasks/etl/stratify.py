@@ -2,7 +2,8 @@
 
 Each split of a class gets its exact share of the images, rounded down or up. Those are rounded up that have the
 largest deficit over the whole table. So a thousand classes of three images have test images, too. The first image of a
-class is in `train`: a class without one could not be predicted.
+class is in `train`: a class without one could not be predicted. A split that would have no image in the whole table
+gets one of each class that can spare it: without images nothing is measured.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,18 +55,51 @@ def apportion_classes(
     for counts in existing.values():
         own = _deficits(counts, sum(counts.values()), rule)
         deficits = {split: deficits[split] + own[split] for split in ORDER}
+    shares: dict[str, Counts] = {}
     for label, num_new in sorted(new.items()):
         counts = existing.get(label, {})
         before = _deficits(counts, sum(counts.values()), rule)
         deficits = {split: deficits[split] - before[split] for split in ORDER}
-        assigned = apportion_class(counts, num_new, rule, deficits)
+        assigned = shares[label] = apportion_class(counts, num_new, rule, deficits)
         own = _deficits(counts, sum(counts.values()) + num_new, rule)
         deficits = {split: deficits[split] + own[split] - assigned[split] for split in ORDER}
+    _fill_empty_splits(existing, shares, rule)
+    for label, assigned in shares.items():
         first = 0
         for split in ORDER:
             if assigned[split]:
                 yield label, split, first, first + assigned[split]
             first += assigned[split]
+
+
+def _fill_empty_splits(existing: Mapping[str, Counts], assigned: Mapping[str, Counts], rule: SplitRule) -> None:
+    """Give a split without images in the whole table one new image of each class that has another one in `train`.
+
+    Args:
+        existing: By label, the images that keep their split.
+        assigned: By label, the new images of each split; changed.
+        rule: The shares; a split with a share of 0 stays empty.
+    """
+    total = {split: sum(counts.get(split, 0) for counts in (*existing.values(), *assigned.values())) for split in ORDER}
+    empty = [split for split in ORDER if rule.shares[split] and not total[split]]
+    if not empty:
+        return
+
+    def move(counts: Counts, giver: str, split: str) -> None:
+        for moved, number in ((giver, -1), (split, 1)):
+            counts[moved] += number
+            total[moved] += number
+
+    for label, counts in assigned.items():
+        spare = counts[TRAIN] - (not existing.get(label, {}).get(TRAIN))
+        for split in sorted(empty, key=total.__getitem__)[: max(0, spare)]:
+            move(counts, TRAIN, split)
+    # Only where fractions near a half left `train` one image of each class.
+    for split in empty:
+        giver = VAL if split == TEST else TEST
+        givers = [counts for counts in assigned.values() if counts[giver]] if total[giver] > 1 else []
+        if givers and not total[split]:
+            move(givers[0], giver, split)
 
 
 def apportion_class(existing: Counts, num_new: int, rule: SplitRule, deficits: Mapping[str, Fraction]) -> Counts:

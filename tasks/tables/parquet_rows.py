@@ -2,12 +2,15 @@
 
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 GROUP_ROWS = 100_000
@@ -46,11 +49,12 @@ class SpooledRows(ParquetRows):
         with pq.ParquetFile(self.files[0]) as file:
             yield from file.iter_batches(columns=columns)
 
-    def values(self, column: str) -> pa.Array:
-        """Return the distinct values of a column in order of their first occurrence, null if there is one."""
-        found: pa.Array = pa.array([], self.schema.field(column).type)
+    def counts(self, column: str) -> Counter[Any]:
+        """Return the number of rows of each value of a column in order of its first occurrence, also of None."""
+        found: Counter[Any] = Counter()
         for batch in self.batches([column]):
-            found = pa.concat_arrays([found, batch.column(0)]).unique()
+            for value, number in zip(*pc.value_counts(batch.column(0)).flatten(), strict=True):
+                found[value.as_py()] += number.as_py()
         return found
 
 

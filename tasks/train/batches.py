@@ -1,28 +1,25 @@
-"""Checks that a cache has enough images for the ranks and the batch size, and classes for the metric."""
+"""Checks that a cache has enough images for the ranks, and classes for the metric."""
 
 from tasks.cache.manifest import CacheManifest
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.refs import TRAIN
 
-RECOMMENDED_STEPS = 10
-"""Steps per epoch that an error recommends; with one or two, an epoch updates the weights once or twice."""
-
 
 def check_batches(
     train: TrainConfig, num_ranks: int, rows: int, counted: str = "the split 'train' has {} images"
 ) -> None:
-    """Check that there are enough training images for the ranks and the global batch size.
+    """Check that there are enough training images for the ranks; batches are lowered (`TrainConfig.fitting_batch`).
 
     Args:
-        train: Training settings with the batch size.
+        train: Training settings.
         num_ranks: Ranks that share the split `train`.
         rows: Number of images of the split `train`, or an upper bound of it.
         counted: Clause of the error that names the counted images, with `{}` for `rows`.
 
     Raises:
-        WrongInput: There are fewer images than ranks, or than a step takes. The message names the setting, its value,
-            the number of images, and the possible values.
+        WrongInput: There are fewer images than ranks, or than batches of a step. The message names the setting, its
+            value, the number of images, and the possible values.
     """
     if rows < num_ranks:
         raise WrongInput(
@@ -30,25 +27,26 @@ def check_batches(
             setting="distributed.num_ranks",
             way_out=f"give at most {rows}",
         )
-    num_batches = num_ranks * train.accumulate_steps
-    if rows < num_batches:
+    if rows < num_ranks * train.accumulate_steps:
         raise WrongInput(
             f"train.accumulate_steps is {train.accumulate_steps}, but {counted.format(rows)}, fewer than one step "
             "takes",
             setting="train.accumulate_steps",
             way_out=f"give at most {rows // num_ranks}",
         )
-    if train.batch_size != "auto" and train.batch_size * num_batches > rows:
-        ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-        ranks += f", accumulated over {train.accumulate_steps} batches" if train.accumulate_steps > 1 else ""
-        most = rows // num_batches
-        way_out = f"give at most {most}"
-        if most >= RECOMMENDED_STEPS:
-            way_out += f", or {most // RECOMMENDED_STEPS} for {RECOMMENDED_STEPS} steps per epoch"
+
+
+def check_monitor(train: TrainConfig, num_classes: int) -> None:
+    """Check that the monitored metric can change.
+
+    Raises:
+        WrongInput: It is constant for so few classes.
+    """
+    if train.monitor == "val_top5_accuracy" and num_classes <= 5:
         raise WrongInput(
-            f"train.batch_size is {train.batch_size}{ranks}, but {counted.format(rows)}, fewer than one step takes",
-            setting="train.batch_size",
-            way_out=way_out,
+            f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {num_classes} classes",
+            setting="train.monitor",
+            way_out="use val_accuracy, val_macro_f1 or val_loss",
         )
 
 
@@ -56,12 +54,7 @@ def check_data(train: TrainConfig, manifest: CacheManifest, num_ranks: int) -> N
     """Check that a cache can be trained on with these settings.
 
     Raises:
-        WrongInput: As for `check_batches`, or the monitored metric is constant for so few classes.
+        WrongInput: As for `check_batches` and `check_monitor`.
     """
     check_batches(train, num_ranks, manifest.splits[TRAIN].rows)
-    if train.monitor == "val_top5_accuracy" and len(manifest.classes) <= 5:
-        raise WrongInput(
-            f"train.monitor is 'val_top5_accuracy', which is 1 in every epoch of {len(manifest.classes)} classes",
-            setting="train.monitor",
-            way_out="use val_accuracy, val_macro_f1 or val_loss",
-        )
+    check_monitor(train, len(manifest.classes))

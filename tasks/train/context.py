@@ -4,6 +4,7 @@ import itertools
 import logging
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ class TrainingContext:
         )
 
     def check(self) -> None:
-        """Check the data, and log a warning for classes without training images.
+        """Check the data, and log a lowered batch size, and a warning for classes without training images.
 
         Raises:
             WrongInput: As for `check_data`.
@@ -81,6 +82,11 @@ class TrainingContext:
         check_data(self.spec.train, self.manifest, self.ranks.num_virtual)
         if self.reducer.rank != 0:
             return
+        if self.fitting_batch != self.spec.train.batch_size:
+            logger.warning(
+                "train.batch_size is %s, lowered to %s: the split 'train' has %d images",
+                *(self.spec.train.batch_size, self.fitting_batch, self.manifest.splits[TRAIN].rows),
+            )
         for split in (VAL, TEST):
             is_untrained = (self.counts[split] > 0) & (self.counts[TRAIN] == 0)
             untrained = list(itertools.compress(self.manifest.classes, is_untrained))
@@ -103,10 +109,15 @@ class TrainingContext:
         weights = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
         return (weights * (counts > 0)).float().to(self.device)
 
+    @property
+    def fitting_batch(self) -> int | Literal["auto"]:
+        """`train.batch_size`, lowered where the split `train` has fewer images than a step of all ranks takes."""
+        return self.spec.train.fitting_batch(self.ranks.num_virtual, self.manifest.splits[TRAIN].rows)
+
     def batch_size(self, model: nn.Module) -> int:
         """Return the images per step on each rank, the same on all ranks."""
-        if self.spec.train.batch_size != "auto":
-            return self.spec.train.batch_size
+        if self.fitting_batch != "auto":
+            return self.fitting_batch
         own = largest_batch(
             model,
             self._example(model),

@@ -134,7 +134,7 @@ class Training:
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
                 progress.best_state, progress.average = copy_of_state(classifier), {}
             trainable = prepare_phase(context, phase, progress)
-            if self._record is not None and self._train.batch_size == "auto":
+            if self._record is not None and progress.batch_size != self._train.batch_size:
                 self._record.set_batch_size(phase.number)
             if checkpoint is not None and checkpoint["phase"] == phase.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, trainable.loop.buffers)

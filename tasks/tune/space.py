@@ -65,8 +65,8 @@ def fit_to_data(train: TrainConfig, tune: TuneConfig, manifest: CacheManifest) -
 def fit_batches(train: TrainConfig, tune: TuneConfig, num_images: int) -> TuneConfig:
     """Return the search with batch sizes that fit the number of training images.
 
-    The default search draws smaller batches for fewer images, and needs at least 4. A search given by the user is
-    never changed. An error is raised here, since a trial that cannot be trained would end every run of the search.
+    The default search draws smaller batches for fewer images. A search given by the user is never changed. An error is
+    raised here, since a trial that cannot be trained would end every run of the search.
 
     Args:
         train: The settings that are not searched.
@@ -74,26 +74,27 @@ def fit_batches(train: TrainConfig, tune: TuneConfig, num_images: int) -> TuneCo
         num_images: Number of images of the split `train`; each trial trains on all of them in one process.
 
     Raises:
-        WrongInput: A trial may draw a batch larger than `num_images`.
+        WrongInput: As `check_batches`, or a given search may draw a batch that would be lowered as another one.
     """
+    check_batches(train, 1, num_images)
     if not tune.search:
-        tune = _with_smaller_batches(tune, num_images)
-    if "batch_size" not in tune.space:
-        check_batches(train, 1, num_images)
-        return tune
-    for values in corners({"batch_size": tune.space["batch_size"]}):
-        try:
-            check_batches(with_values(train, values), 1, num_images)
-        except WrongInput as error:
-            message = f"tune.search can draw {values}; remove it from the search: {error}"
-            raise WrongInput.complete(message, setting="tune.search", way_out=error.way_out) from None
+        return _with_smaller_batches(tune, num_images)
+    for values in corners({"batch_size": tune.space["batch_size"]}) if "batch_size" in tune.space else ():
+        drawn = with_values(train, values)
+        if drawn.batch_size != (most := drawn.fitting_batch(1, num_images)):
+            steps = f", accumulated over {train.accumulate_steps} batches" if train.accumulate_steps > 1 else ""
+            raise WrongInput(
+                f"tune.search can draw {values}{steps}, but the split 'train' has {num_images} images",
+                setting="tune.search",
+                way_out=f"remove it from the search, and draw at most {most}",
+            )
     return tune
 
 
 def _with_smaller_batches(tune: TuneConfig, num_images: int) -> TuneConfig:
     sizes = set(DEFAULT_BATCH_SIZES)
-    # Never 1, for which batch norm has no variance; fewer than 4 images are too few for a search.
-    while max(sizes) > max(4, num_images):
+    # Never 1, for which batch norm has no variance.
+    while max(sizes) > max(2, num_images):
         sizes = {max(2, size // 2) for size in sizes}
     if sizes == set(DEFAULT_BATCH_SIZES):
         return tune

@@ -219,7 +219,7 @@ def test_empty_split_raises_an_error(spark, source, storage):
     """The error has the name of the empty split."""
     settings = EtlConfig(source=str(source), val_fraction=0.0, test_fraction=0.2)
     images = ingest_images(settings, storage, SparkConfig()).images
-    with pytest.raises(WrongInput, match="the split 'val' .* has no images"):
+    with pytest.raises(WrongInput, match="no image of .* is in the split 'val': add at least 1 image "):
         build(images, storage)
 
 

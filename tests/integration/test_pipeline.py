@@ -75,7 +75,7 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
         WrongInput, match="predict.min_probability is 0.6, but 'unsure' is a class of the model: give 0"
     ):
         pipeline(settings(storage, source, predict={"min_probability": 0.6}))
-    assert snapshots.latest(None, storage.table("images")).version > versions[0]
+    assert [snapshots.latest(None, storage.table(name)).version for name in names] == versions
     assert sorted(Path(storage.cache).iterdir()) == caches
 
 
@@ -96,8 +96,8 @@ def test_settings_of_ranks_that_do_not_train_are_warned_about(storage, source, m
 
 
 def test_batches_of_ranks_count_only_where_ranks_train(storage, source):
-    """Sixty images are enough for one process, and not for twenty ranks."""
-    ranks = {"num_ranks": 20}
+    """Sixty images, of which at most 36 are trained on, are enough for one process, and not for fifty ranks."""
+    ranks = {"num_ranks": 50}
     check_pipeline(settings(storage, source, distributed=ranks), storage)
-    with pytest.raises(WrongInput, match="train.batch_size is 8 on each of 20 ranks"):
+    with pytest.raises(WrongInput, match="num_ranks is 50, but the source has at most 36 images"):
         check_pipeline(settings(storage, source, distributed=ranks, train_on="distributed"), storage)

@@ -3,6 +3,7 @@
 from collections import Counter
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +37,9 @@ def check_shares(existing: dict[str, Counts], rule: SplitRule) -> None:
     """Assert that each split of each class has its exact share, rounded down or up."""
     for counts in existing.values():
         for split in ORDER:
-            assert abs(counts.get(split, 0) - rule.shares[split] * sum(counts.values())) < 1
+            # A class gives `val` and `test` an image each where they would have none in the whole table.
+            most = 2 if split == TRAIN else 1
+            assert abs(counts.get(split, 0) - rule.shares[split] * sum(counts.values())) < most
 
 
 @given(increments, rules)
@@ -57,9 +60,13 @@ def test_fractions_hold_over_the_whole_table(steps, rule) -> None:
     total: Counter[str] = Counter()
     for counts in existing.values():
         total.update(counts)
-    # Rounding is by class, and assigned images keep their split: five classes are off by at most 2.5 images.
+    # Rounding is by class, and assigned images keep their split: five classes are off by at most 2.5 images. Where a
+    # split could round to no image at all, each class may have given it one.
+    most = Fraction(len(LABELS), 2)
+    first = sum(steps[0].values()) if steps else 0
+    is_small = any(0 < share * first <= most for share in rule.shares.values())
     for split in ORDER:
-        assert abs(total[split] - rule.shares[split] * total.total()) <= Fraction(len(LABELS), 2)
+        assert abs(total[split] - rule.shares[split] * total.total()) <= most + is_small * 2 * len(LABELS)
 
 
 def test_classes_of_one_image_train_on_it() -> None:
@@ -106,6 +113,35 @@ def test_after_deletions_new_images_go_to_the_splits_with_a_deficit(existing, ne
         for split, other in ((split, other) for split in got for other in ORDER if rule.shares[other]):
             fullness = (after[label][split] - 1) / rule.shares[split]
             assert fullness <= (after[label].get(other, 0) + 1) / rule.shares[other]
+
+
+@pytest.mark.parametrize(
+    ("per_class", "expected"),
+    [
+        (1, {TRAIN: 2, VAL: 0, TEST: 0}),
+        (2, {TRAIN: 2, VAL: 1, TEST: 1}),
+        (3, {TRAIN: 3, VAL: 2, TEST: 1}),
+        (5, {TRAIN: 8, VAL: 1, TEST: 1}),
+        (10, {TRAIN: 16, VAL: 2, TEST: 2}),
+        (20, {TRAIN: 32, VAL: 4, TEST: 4}),
+    ],
+)
+def test_no_split_of_two_small_classes_is_empty(per_class: int, expected: Counts) -> None:
+    """A split that would have no image gets one of each class that can spare it; others keep their fraction."""
+    assigned = assign({}, {"cat": per_class, "dog": per_class}, TENTHS)
+    assert {split: sum(counts.get(split, 0) for counts in assigned.values()) for split in ORDER} == expected
+    assert all(counts[TRAIN] for counts in assigned.values())
+
+
+@given(st.dictionaries(st.sampled_from(LABELS), st.integers(1, 12), min_size=1), increments, rules)
+def test_no_split_is_empty_if_there_is_an_image_for_it_beside_one_of_each_class_to_train_on(new, later, rule) -> None:
+    """Of fractions above 0; those of older tables are filled by the next images. No image of a class is taken away."""
+    existing = {label: {TRAIN: number} for increment in later[:1] for label, number in increment.items()}
+    after = assign(existing, new, rule)
+    assert all(after[label][TRAIN] for label in new)
+    spare = sum(new.values()) - len(new.keys() - existing.keys())
+    filled = [split for split in (VAL, TEST) if rule.shares[split] and any(c.get(split) for c in after.values())]
+    assert len(filled) >= min(spare, sum(rule.shares[split] > 0 for split in (VAL, TEST)))
 
 
 def test_split_with_a_share_of_zero_gets_no_images() -> None:
