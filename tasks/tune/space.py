@@ -93,8 +93,8 @@ def fit_batches(train: TrainConfig, tune: TuneConfig, num_images: int) -> TuneCo
 
 def _with_smaller_batches(tune: TuneConfig, num_images: int) -> TuneConfig:
     sizes = set(DEFAULT_BATCH_SIZES)
-    # Never 1, for which batch norm has no variance.
-    while max(sizes) > max(2, num_images):
+    # Never 1, for which batch norm has no variance, and two to draw from; 4 are lowered where there are fewer images.
+    while max(sizes) > max(4, num_images):
         sizes = {max(2, size // 2) for size in sizes}
     if sizes == set(DEFAULT_BATCH_SIZES):
         return tune

@@ -1,4 +1,4 @@
-"""Flows refuse batches larger than the training split before a cache is built."""
+"""Flows refuse more ranks, parts of a step or drawn batches than the training split has, before a cache is built."""
 
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,12 @@ FROM_SCRATCH = {"model": "squeezenet1_1", "weights": "none", "freeze_backbone": 
 @pytest.mark.parametrize(
     ("dag_flow", "config"),
     [
-        (train, TrainRun(train=TrainConfig(**FROM_SCRATCH, batch_size=1000))),
+        (train, TrainRun(train=TrainConfig(**FROM_SCRATCH, accumulate_steps=1000))),
         (
             train_distributed,
             TrainDistributedRun(train=TrainConfig(**FROM_SCRATCH), distributed=DistributedConfig(num_ranks=1000)),
         ),
-        (train_trial, TrialRun(train=TrainConfig(**FROM_SCRATCH, batch_size=1000))),
+        (train_trial, TrialRun(train=TrainConfig(**FROM_SCRATCH, accumulate_steps=1000))),
         (
             tune,
             TuneRun(
@@ -47,12 +47,12 @@ FROM_SCRATCH = {"model": "squeezenet1_1", "weights": "none", "freeze_backbone": 
     ],
     ids=lambda given: given.name if isinstance(given, DagFlow) else "",
 )
-def test_batch_larger_than_the_training_split_is_refused_before_a_cache_is_built(
+def test_more_than_the_training_split_has_is_refused_before_a_cache_is_built(
     dag_flow: DagFlow[Any, Any], config: FrozenConfig, storage: Storage
 ) -> None:
     """The number of images of the split is read from the table."""
     splits = ["train"] * 45 + ["val", "test"] * 9
     deltalake.write_deltalake(storage.table("images"), pa.table({"split": splits}))
-    with pytest.raises(WrongInput, match=r"is 1000, but the split 'train' has 45 images.* give at most 45"):
+    with pytest.raises(WrongInput, match=r"(is|:) 1000.? but the split 'train' has 45 images.* at most 45"):
         dag_flow(config.model_copy(update={"storage": storage.as_config()}))
     assert not Path(storage.cache).exists()

@@ -98,14 +98,14 @@ def test_every_user_error_is_one_sentence_without_a_traceback(tmp_path, home):
         file.touch()
     untrained = ["--train.weights", "none", "--train.freeze_backbone", "false"]
     both = ["--source", str(photos), "--weights", "none", "--freeze_backbone", "false", "--train_on", "both"]
+    both += ["--distributed.num_ranks", "49"]
     errors = [
         (["--cache.image_size", "2000"], "cache.image_size is '2000': input should be less than or equal to 1024"),
         (["--distributed.num_ranks", "0"], "distributed.num_ranks is '0': input should be greater than or equal to 1"),
         (["--train.model", "resnet19", *untrained], "is not a torchvision classifier"),
         (
             both,
-            "train.batch_size is 32 on each of 2 ranks, but the source has 60 images, fewer than one step takes: give "
-            "at most 30, or 3 for 10 steps per epoch",
+            "distributed.num_ranks is 49, but the source has at most 48 images for the split 'train': give at most 48",
         ),
     ]
     before = num_flow_runs(home)

@@ -99,5 +99,5 @@ def test_batches_of_ranks_count_only_where_ranks_train(storage, source):
     """Sixty images, of which at most 36 are trained on, are enough for one process, and not for fifty ranks."""
     ranks = {"num_ranks": 50}
     check_pipeline(settings(storage, source, distributed=ranks), storage)
-    with pytest.raises(WrongInput, match="num_ranks is 50, but the source has at most 36 images"):
+    with pytest.raises(WrongInput, match="num_ranks is 50, but the source has at most 36 images for"):
         check_pipeline(settings(storage, source, distributed=ranks, train_on="distributed"), storage)

@@ -188,7 +188,7 @@ def test_default_search_draws_batch_sizes_that_fit_the_split(cache, storage):
             raise AssertionError
 
     too_large = TuneConfig(search={"batch_size": Choices(choices=[8, 40])})
-    with pytest.raises(WrongInput, match="tune.search can draw {'batch_size': 40}; .* 39 "):
+    with pytest.raises(WrongInput, match="tune.search can draw {'batch_size': 40}, .* 39 "):
         search_parameters(SMALL, too_large, cache, storage, FakeTrial, {})
     assert drawn == []
     assert not (Path(storage.home) / "studies").exists()

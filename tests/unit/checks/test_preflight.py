@@ -1,4 +1,4 @@
-"""Checks of model, device and batch size before a cache is built."""
+"""Checks of model, device, and number of images before a cache is built."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,18 +9,66 @@ import pytest
 import torch
 import torchvision
 
-from tasks.checks.preflight import check_split_size
+from tasks.checks.preflight import check_listing, check_split_size
 from tasks.checks.trainable import check_training
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
+from tasks.config.pipeline import PipelineConfig
 from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.config.tune import Choices, TuneConfig, TuneRun
 from tasks.errors import WrongInput
+from tasks.etl.listing import list_images
+from tasks.etl.source import Source
 from tasks.model_package.serving import computes_bf16
 from tasks.refs import TableRef
 from tasks.tune.space import check_search, check_search_sizes
 
 SMALL = CacheConfig(image_size=32)
+
+SCRATCH = {"weights": "none", "freeze_backbone": False}
+
+
+def listed(folder: Path, sizes: dict[str, int]) -> Source:
+    """Return a source with so many files in each class folder, none of which is an image."""
+    for label, number in sizes.items():
+        for file in range(number):
+            path = folder / label / f"{file}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    return Source(folder, list_images(folder), (None, None))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "message"),
+    [
+        ({"a": 1, "b": 1}, {}, r"which has 2 images in 2 classes; training needs 4: .*: add 2 images$"),
+        ({"a": 1, "b": 2}, {}, r"which has 3 images in 2 classes; training needs 4: .*: add 1 image$"),
+        ({"a": 1, "b": 3}, {}, None),
+        ({"a": 3, "b": 3}, {}, None),
+        ({"a": 18, "b": 18}, {}, None),
+        ({"a": 3, "b": 3}, {"etl": {"val_fraction": 0.0}}, r"^etl.val_fraction is 0, so that the split 'val' has no"),
+        ({"a": 3, "b": 3}, {"etl": {"test_fraction": 0.0}}, r"^etl.test_fraction is 0, .*: give a larger fraction"),
+        ({"a": 9, "b": 3}, {"etl": {"min_images_per_class": 4}}, r"1 of 2 classes have fewer .* \('b' 3\)"),
+        (
+            {"a": 18, "b": 18},
+            {"train": SCRATCH | {"accumulate_steps": 31}},
+            r"^train.accumulate_steps is 31, but the source has at most 30 images for the split 'train'",
+        ),
+        (
+            {"a": 3, "b": 3},
+            {"train": SCRATCH | {"monitor": "val_top5_accuracy"}},
+            r"^train.monitor is 'val_top5_accuracy', which is 1 in every epoch of 2 classes",
+        ),
+    ],
+)
+def test_what_numbers_of_files_say_is_checked_before_a_file_is_read(
+    tmp_path: Path, sizes: dict[str, int], settings: dict[str, object], message: str | None
+) -> None:
+    """The sentence has the number of images that are missing; a batch size above the number of images is accepted."""
+    config = PipelineConfig.model_validate({"train": SCRATCH, **settings})
+    source = listed(tmp_path, sizes)
+    with nullcontext() if message is None else pytest.raises(WrongInput, match=message):
+        check_listing(config, source, has_tables=False)
 
 
 def test_phase_with_an_unknown_layer_is_refused(tmp_path: Path) -> None:
@@ -120,15 +168,14 @@ def images(tmp_path: Path) -> TableRef:
     return TableRef(path=path, version=0)
 
 
-def test_batch_larger_than_the_split_is_refused_before_the_cache_is_built(images: TableRef) -> None:
+def test_more_parts_of_a_step_than_images_are_refused_before_the_cache_is_built(images: TableRef) -> None:
     """The table's version is checked; an empty split, and tables on a store, are checked when the cache is built."""
-    train = TrainConfig(batch_size=46)
-    with pytest.raises(WrongInput, match="^train.batch_size is 46, .*'train' has 45 images"):
+    train = TrainConfig(accumulate_steps=46)
+    with pytest.raises(WrongInput, match="^train.accumulate_steps is 46, .*'train' has 45 images.* most 45$"):
         check_split_size(train, 1, images)
-    with pytest.raises(WrongInput, match="^train.batch_size is 46 on each of 2 .* most 22"):
+    with pytest.raises(WrongInput, match="^train.accumulate_steps is 46, .* most 22$"):
         check_split_size(train, 2, images)
-    check_split_size(TrainConfig(batch_size=45), 1, images)
-    check_split_size(TrainConfig(batch_size="auto"), 45, images)
+    check_split_size(TrainConfig(batch_size=46), 45, images)
     check_split_size(train, 1, images.model_copy(update={"version": 1}))
     check_split_size(train, 1, TableRef(path="s3a://bucket/images", version=0))
     for file in Path(images.path).glob("*.parquet"):  # As VACUUM does with old versions, whose caches stay.

@@ -63,7 +63,7 @@ def test_fractions_hold_over_the_whole_table(steps, rule) -> None:
     # Rounding is by class, and assigned images keep their split: five classes are off by at most 2.5 images. Where a
     # split could round to no image at all, each class may have given it one.
     most = Fraction(len(LABELS), 2)
-    first = sum(steps[0].values()) if steps else 0
+    first = next((sum(new.values()) for new in steps if new), 0)
     is_small = any(0 < share * first <= most for share in rule.shares.values())
     for split in ORDER:
         assert abs(total[split] - rule.shares[split] * total.total()) <= most + is_small * 2 * len(LABELS)

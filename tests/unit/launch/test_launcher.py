@@ -44,18 +44,17 @@ def spec_of(train: TrainConfig, cache: CacheRef, storage: Storage, num_ranks: in
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "batch_size", "message"),
+    ("num_ranks", "steps", "message"),
     [
-        (None, 46, r"^train.batch_size is 46, but the split 'train' has 45 images, .* give at most 45, "),
-        (3, 16, r"^train.batch_size is 16 on each of 3 ranks, but the split 'train' has 45 images, .* at most 15, "),
-        (46, "auto", r"^distributed.num_ranks is 46, but the split 'train' has 45 images: give at most 45$"),
+        (3, 16, r"^train.accumulate_steps is 16, but the split 'train' has 45 images, .* at most 15$"),
+        (46, 1, r"^distributed.num_ranks is 46, but the split 'train' has 45 images: give at most 45$"),
     ],
 )
-def test_batch_larger_than_the_split_is_rejected_before_ranks_start(
-    make_cache: Callable[..., CacheRef], storage: Storage, num_ranks: int | None, batch_size: object, message: str
+def test_more_ranks_or_parts_of_a_step_than_images_are_rejected_before_ranks_start(
+    make_cache: Callable[..., CacheRef], storage: Storage, num_ranks: int, steps: int, message: str
 ) -> None:
-    """Too many ranks or too large a batch are rejected before the lock is acquired."""
-    train = FROM_SCRATCH.model_copy(update={"batch_size": batch_size})
+    """Both are rejected before the lock is acquired."""
+    train = FROM_SCRATCH.model_copy(update={"accumulate_steps": steps})
     with pytest.raises(WrongInput, match=message):
         launch_ranks(spec_of(train, make_cache({TRAIN: 45, VAL: 9, TEST: 9}), storage, num_ranks))
     assert not Path(storage.home).exists()

@@ -93,6 +93,22 @@ def test_limits_are_facts_of_the_data(cache: CacheRef) -> None:
     assert "fewer than 10 test images" not in card_of(many)
 
 
+def test_card_begins_with_the_interval_where_it_is_wide(cache: CacheRef) -> None:
+    """So few test images say little; a thousand do, and the card has only the sentence after the table."""
+    few = card_of(facts_of(cache))
+    assert few.index("**12 test images say little about the model:**") < few.index("| metric |")
+    assert "on other images of this kind is between 0.39 and 0.86, with a confidence of 95 %" in few
+    many = card_of(facts_of(cache, test=evaluation_of(100 * evaluation_of().confusion_KK)))
+    assert "say little" not in many
+
+
+def test_lowered_batch_size_is_in_the_card(cache: CacheRef) -> None:
+    """With its setting and the number of images; a batch size that fits has no row."""
+    row = rows_of(card_of(facts_of(cache, train=TrainConfig(batch_size=32))), "batch size")
+    assert row == ["batch size", "9, lowered from 32: the split `train` has 9 images"]
+    assert "lowered from" not in card_of(facts_of(cache, train=TrainConfig(batch_size=9)))
+
+
 def test_empty_test_split_is_reported_without_metrics(cache: CacheRef) -> None:
     """The card has neither a division by zero nor a NaN."""
     card = card_of(facts_of(cache, test=evaluation_of(torch.zeros((3, 3), dtype=torch.int64), ())))

@@ -150,7 +150,7 @@ def test_temporary_rows_have_no_name_and_end_with_their_owner(storage: Storage, 
     assert list((tmp_path / "scratch").iterdir()) == []
     assert len(open_files(tmp_path)) == 1
     assert (rows.num_rows, rows.table().num_rows) == (3, 3)
-    assert rows.counts("path") == {"x": 1, "y": 2}
+    assert rows.counts("path") == {"x": 2, "y": 1}
     with Relations(storage) as relations:
         relations.add("found", rows)
         del rows

@@ -26,20 +26,44 @@ from tests.fakes.tiny_training import loop_of
 ROWS = {TRAIN: 45, VAL: 9, TEST: 9}
 
 
+class Many(Reducer):
+    """Rank 0 of several."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+
+
 @pytest.fixture
 def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
     """Return a cache of noise of 32x32 pixels, with balanced classes."""
     return make_cache(ROWS, image_size=32)
 
 
-def test_batch_larger_than_the_split_is_rejected_with_the_maximum(cache: CacheRef) -> None:
-    """The error has both sizes in one line, and a batch of the whole split is accepted."""
-    with pytest.raises(WrongInput, match=r"has 45 images, .*: give at most 45, or 4 for") as rejected:
-        context_of(cache, batch_size=46).check()
-    assert "\n" not in str(rejected.value)
+@pytest.mark.parametrize(
+    ("settings", "num_ranks", "expected"),
+    [
+        ({"batch_size": 46}, 1, 45),
+        ({"batch_size": 45}, 1, 45),
+        ({"batch_size": 16, "accumulate_steps": 3}, 1, 15),
+        ({"batch_size": 16}, 3, 15),
+        ({"batch_size": 15}, 3, 15),
+        ({"batch_size": 32}, 45, 1),
+    ],
+)
+def test_batch_larger_than_the_split_is_lowered_and_the_log_says_so(
+    cache: CacheRef,
+    messages_of: Callable[[str], list[str]],
+    settings: dict[str, Any],
+    num_ranks: int,
+    expected: int,
+) -> None:
+    """The batches of all ranks, and of all parts of a step, together take at most the images of the split."""
+    context = replace(context_of(cache, **settings), reducer=Many(num_ranks))
+    context.check()
 
-    context_of(cache, batch_size=45).check()
-    context_of(cache, batch_size="auto").check()
+    assert context.batch_size(context.classifier) == expected
+    line = f"train.batch_size is {settings['batch_size']}, lowered to {expected}: the split 'train' has 45 images"
+    assert (line in messages_of("lakevision.train")) == (expected < settings["batch_size"])
 
 
 def test_batches_are_pinned_for_a_gpu_only(cache: CacheRef, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,26 +114,15 @@ def test_automatic_batch_size_counts_buckets_and_kept_gradients(
     assert set(found) == {copies}
 
 
-def test_accumulated_step_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
-    """A step takes the batches of all its parts."""
-    with pytest.raises(WrongInput, match=r"over 3 batches, .* give at most 15, or 1 for 10"):
-        context_of(cache, batch_size=16, accumulate_steps=3).check()
-    context_of(cache, batch_size=15, accumulate_steps=3).check()
+def test_more_parts_of_a_step_than_images_are_rejected(cache: CacheRef) -> None:
+    """Each part takes a batch of at least one image."""
     with pytest.raises(WrongInput, match=r"accumulate_steps is 46.* give at most 45$"):
         context_of(cache, batch_size="auto", accumulate_steps=46).check()
     context_of(cache, batch_size="auto", accumulate_steps=45).check()
 
 
-def test_global_batch_larger_than_the_split_is_rejected(cache: CacheRef) -> None:
-    """The batches of all ranks together must fit the split, and each rank needs an image."""
-
-    class Many(Reducer):
-        def __init__(self, num_ranks: int) -> None:
-            self.num_ranks = num_ranks
-
-    with pytest.raises(WrongInput, match=r"is 16 on each of 3 ranks, .* most 15, or 1 for"):
-        replace(context_of(cache, batch_size=16), reducer=Many(3)).check()
-    replace(context_of(cache, batch_size=15), reducer=Many(3)).check()
+def test_more_ranks_than_images_are_rejected(cache: CacheRef) -> None:
+    """Each rank needs an image."""
     with pytest.raises(WrongInput, match=r"^distributed.num_ranks is 46, .* give at most 45$"):
         replace(context_of(cache, batch_size=1), reducer=Many(46)).check()
 

@@ -197,7 +197,7 @@ def test_trial_needs_both_study_and_number() -> None:
 
 @pytest.mark.parametrize(
     ("images", "expected"),
-    [(64, [16, 32, 64]), (63, [8, 16, 32]), (20, [4, 8, 16]), (8, [2, 4, 8]), (7, [2, 4]), (4, [2, 4])],
+    [(64, [16, 32, 64]), (63, [8, 16, 32]), (20, [4, 8, 16]), (8, [2, 4, 8]), (7, [2, 4]), (4, [2, 4]), (2, [2, 4])],
 )
 def test_default_search_draws_smaller_batches_for_few_images(
     make_cache: Callable[..., CacheRef], messages_of: Callable[[str], list[str]], images: int, expected: list[int]
@@ -225,20 +225,23 @@ def test_batch_size_larger_than_the_split_is_refused_in_a_given_search(
 
     with pytest.raises(
         WrongInput,
-        match=r"can draw .*: 21.; .* 20 images, .* at most 20",
+        match=r"can draw .*: 21., but .* 20 images: .* at most 20",
     ) as refused:
         fit_to_data(TRAIN, tune, manifest)
     assert refused.value.setting == "tune.search"
 
 
 def test_error_common_to_all_trials_does_not_mention_the_search(make_cache: Callable[..., CacheRef]) -> None:
-    """A batch size that is not searched, and a metric that is constant for so few classes, are errors of `train`."""
+    """Steps that are not searched, and a metric that is constant for so few classes, are errors of `train`.
+
+    A batch size that is not searched is lowered by the training run.
+    """
     manifest = open_cache(make_cache({"train": 20, "val": 3, "test": 3}))
     rates = TuneConfig(search={"learning_rate": Range(low=0.1, high=0.2)})
 
-    assert fit_to_data(TRAIN.model_copy(update={"batch_size": 20}), rates, manifest) == rates
-    with pytest.raises(WrongInput, match=r"^train.batch_size is 21, but .* has 20 images"):
-        fit_to_data(TRAIN.model_copy(update={"batch_size": 21}), rates, manifest)
+    assert fit_to_data(TRAIN.model_copy(update={"batch_size": 21}), rates, manifest) == rates
+    with pytest.raises(WrongInput, match=r"^train.accumulate_steps is 21, but .* has 20 images"):
+        fit_to_data(TRAIN.model_copy(update={"accumulate_steps": 21}), rates, manifest)
     with pytest.raises(WrongInput, match="every epoch of 3 classes") as refused:
         fit_to_data(TRAIN.model_copy(update={"monitor": "val_top5_accuracy"}), TuneConfig(), manifest)
     assert refused.value.setting == "train.monitor"
