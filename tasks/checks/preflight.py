@@ -129,7 +129,7 @@ def check_pipeline(
 def check_listing(config: PipelineConfig, source: Source, *, has_tables: bool) -> None:
     """Check all that the numbers of files say about training, before a file is read.
 
-    The table will have at most as many images of each class: duplicates and unusable files are no images.
+    The table will have at most as many images of each class, since ETL leaves out duplicates and unusable files.
 
     Args:
         config: Settings of the DAG.

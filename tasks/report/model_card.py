@@ -101,7 +101,7 @@ def _results(facts: TrainingFacts) -> str:
     confidence, accuracy = test.calibration.mean_confidence, test.accuracy
     verdict = "overconfident" if confidence > accuracy else "underconfident"
     doubt = (
-        f"**{total} test images say little about the model:** its accuracy on other images of this kind is between "
+        f"**The model was tested on few images ({total}):** its accuracy on other images of this kind is between "
         f"{low:.2f} and {high:.2f}, with a confidence of 95 %. More images narrow this interval."
     )
     return "\n\n".join(

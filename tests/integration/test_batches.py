@@ -53,6 +53,6 @@ def test_more_than_the_training_split_has_is_refused_before_a_cache_is_built(
     """The number of images of the split is read from the table."""
     splits = ["train"] * 45 + ["val", "test"] * 9
     deltalake.write_deltalake(storage.table("images"), pa.table({"split": splits}))
-    with pytest.raises(WrongInput, match=r"(is|:) 1000.? but the split 'train' has 45 images.* at most 45"):
+    with pytest.raises(WrongInput, match=r"(is|:) 1000\S* but the split 'train' has 45 images.* at most 45"):
         dag_flow(config.model_copy(update={"storage": storage.as_config()}))
     assert not Path(storage.cache).exists()

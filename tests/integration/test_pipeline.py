@@ -1,5 +1,6 @@
 """The DAG with training in one process or with ranks, under Prefect's test harness."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from flows.pipeline import pipeline
 from tasks.checks.preflight import check_pipeline
 from tasks.config.pipeline import PipelineConfig
 from tasks.errors import WrongInput
+from tasks.refs import RunRef
 from tasks.tables import snapshots
 from tasks.tracking.models import model_with_alias
+from tasks.tracking.runs import read_artifact
 from tests.builders.other_mlflow import logged_by_others, open_run, state_of_mlflow
 
 SETTINGS = {
@@ -39,7 +42,7 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
     """By default the DAG trains once; a pool for ranks that the server does not have is not asked for.
 
     The caller has an open MLflow run, which is in no way part of the DAG. A run whose source has lost a class ends
-    Failed, and changes nothing. A class with the name that inference gives uncertain images is refused after ETL.
+    Failed, and changes nothing. A class with the name that inference gives uncertain images is refused before ETL.
     """
     config = settings(storage, source, distributed={"where": "work_pool", "work_pool": "nowhere"})
     with open_run(tmp_path / "theirs", empty_tracking, monkeypatch) as run:
@@ -77,6 +80,28 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
         pipeline(settings(storage, source, predict={"min_probability": 0.6}))
     assert [snapshots.latest(None, storage.table(name)).version for name in names] == versions
     assert sorted(Path(storage.cache).iterdir()) == caches
+
+
+def test_dag_of_three_images_in_each_of_two_classes_ends_with_a_model_and_predictions(storage, make_images):
+    """With the default fractions and batch size; one image fewer than the splits need is refused before a commit."""
+    photos = make_images(per_class=3)
+    shutil.rmtree(photos / "red")
+    config = settings(storage, photos, train={}, etl={"source": str(photos)})
+
+    summary = pipeline(config)
+
+    assert (summary.images, summary.predictions, summary.prediction_errors) == (6, 6, 0)
+    assert summary.cache_rows == {"train": 3, "val": 2, "test": 1}
+    card = read_artifact(storage, RunRef(run_id=summary.single.run_id), "model_card.md").decode()
+    assert "**The model was tested on few images (1):**" in card
+    assert "3, lowered from 32: the split `train` has 3 images" in card
+
+    few = storage.home + "-few"
+    for file in sorted(photos.glob("*/*"))[1:4]:
+        file.unlink()
+    with pytest.raises(WrongInput, match="which has 3 images in 2 classes; training needs 4: .*: add 1 image$"):
+        pipeline(config.model_copy(update={"storage": config.storage.model_copy(update={"home": few})}))
+    assert not list(Path(few).rglob("_delta_log"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -96,10 +96,10 @@ def test_limits_are_facts_of_the_data(cache: CacheRef) -> None:
 def test_card_begins_with_the_interval_where_it_is_wide(cache: CacheRef) -> None:
     """So few test images say little; a thousand do, and the card has only the sentence after the table."""
     few = card_of(facts_of(cache))
-    assert few.index("**12 test images say little about the model:**") < few.index("| metric |")
+    assert few.index("**The model was tested on few images (12):**") < few.index("| metric |")
     assert "on other images of this kind is between 0.39 and 0.86, with a confidence of 95 %" in few
     many = card_of(facts_of(cache, test=evaluation_of(100 * evaluation_of().confusion_KK)))
-    assert "say little" not in many
+    assert "tested on few images" not in many
 
 
 def test_lowered_batch_size_is_in_the_card(cache: CacheRef) -> None:
