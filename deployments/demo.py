@@ -21,7 +21,7 @@ from deployments.stack.login import auth_file, own_auth_string
 from deployments.stack.processes import LocalStack, say
 from deployments.stack.serving import HOST
 from tasks.config.etl import BUILTIN_DIGITS
-from tasks.environment import MLFLOW_PORT, lakevision_home
+from tasks.environment import DEFAULT_HOME, MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.paths import absolute_url, local_path, readable_name
 from tasks.system.signals import interrupt_on
@@ -276,23 +276,6 @@ def run_stream(stack: LocalStack, tables: str, model: str) -> "StreamReport":
     return StreamReport.model_validate(follow_run(stack, STREAM, stream_parameters(table, tables, model))[1])
 
 
-def commands(tables: str, model: str, settings: str) -> list[str]:
-    """Return the commands that a user may run next, one per line; without tables, they would use the default ones.
-
-    Args:
-        tables: Name of the demo's tables.
-        model: Name of the registered model.
-        settings: Environment variables in front of each command, with a space at the end, or nothing.
-    """
-    named = f"--tables {tables} --model_name {model}"
-    flows = {
-        "new images": f"predict_stream {named}",
-        "a folder": f"predict_batch --source /data/new {named}",
-        "roll back": f"rollback {named}",
-    }
-    return [f"  {goal:<11} {settings}.venv/bin/python -m flows.{flow}" for goal, flow in flows.items()]
-
-
 def show_summary(
     stack: LocalStack, tables: str, flow_run_id: str, stream: "StreamReport", own_tracking: str | None
 ) -> None:
@@ -305,6 +288,7 @@ def show_summary(
         stream: Report of the stream.
         own_tracking: Tracking URI in the user's environment; the demo tracked into its own home instead.
     """
+    from tasks.commands import command_lines
     from tasks.config.storage import StorageConfig
     from tasks.refs import RunRef
     from tasks.storage import resolve_storage
@@ -317,9 +301,8 @@ def show_summary(
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
     print("\n" + "\n".join(summary_lines(summary)))
     print(f"{'stream':<13} {stream.predicted} new images predicted, {stream.errors} errors")
-    home = "" if stack.home == Path(".lakevision").absolute() else f"LAKEVISION_HOME={stack.home} "
+    home = "" if stack.home == Path(DEFAULT_HOME).absolute() else f"LAKEVISION_HOME={stack.home} "
     unset = "LAKEVISION_TRACKING_URI= " if own_tracking else ""
-    later = commands(tables, summary.model, home + unset)
     home += "" if stack.port == PREFECT_PORT else f"LAKEVISION_PORT={stack.port} "
     home += "" if stack.mlflow_port == MLFLOW_PORT else f"LAKEVISION_MLFLOW_PORT={stack.mlflow_port} "
     print(f"\nas JSON       {file}")
@@ -331,8 +314,8 @@ def show_summary(
     print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
     command = f"{home}{unset}.venv/bin/python -m deployments.stack.mlflow_ui --port {stack.mlflow_port}"
     print(f"  MLflow UI only: {command}   (the same login)")
-    print(f"\ntables        {stack.home / tables}, which later commands name, with their model")
-    print("\n".join(later))
+    print(f"\ntables        {stack.home / tables}, which the next commands name, with their model; FOLDER is yours")
+    print("\n".join(command_lines({goal: f"{unset}{command}" for goal, command in summary.next.items()})))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 from rich.console import Console
 
+from tasks.commands import command_lines
 from tasks.config.run import Run
 from tasks.environment import PROGRESS_BARS
 from tasks.errors import UserError, WrongInput, explain, loggable
@@ -248,4 +249,7 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     assert isinstance(result, BaseModel), "every flow returns a ref, a report or a summary"
     # Fields with one entry per image are not printed: the artifacts have them.
     long_fields = {name for name, field in type(result).model_fields.items() if not field.repr}
-    print(result.model_dump_json(indent=2, exclude=long_fields))
+    print(result.model_dump_json(indent=2, exclude=long_fields), flush=True)
+    # Not among the output that a program parses.
+    for line in command_lines(getattr(result, "next", {})):
+        print(line, file=sys.stderr)

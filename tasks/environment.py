@@ -15,6 +15,8 @@ from tasks.paths import expand_user
 MLFLOW_PORT = 5000
 """Default port of MLflow's UI, without $LAKEVISION_MLFLOW_PORT."""
 
+DEFAULT_HOME = ".lakevision"
+"""Folder for all output of a run without $LAKEVISION_HOME, in the current folder."""
 
 SPARK_SECRET = "_SPARK_AUTH_SECRET"  # noqa: S105  # the name of a variable
 """The variable from which Spark's own processes read the secret of a standalone cluster."""
@@ -26,7 +28,7 @@ def lakevision_home() -> Path:
     Raises:
         WrongInput: As `expand_user`.
     """
-    return expand_user(Path(os.environ.get("LAKEVISION_HOME") or ".lakevision")).absolute()
+    return expand_user(Path(os.environ.get("LAKEVISION_HOME") or DEFAULT_HOME)).absolute()
 
 
 def download_cache() -> Path:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tasks.config.storage import StorageConfig
 from tasks.credentials import ShownCredential, check_url, without_credentials
-from tasks.environment import artifacts_url, lakevision_home, tracking_uri
+from tasks.environment import DEFAULT_HOME, artifacts_url, lakevision_home, tracking_uri
 from tasks.errors import WrongInput
 from tasks.paths import absolute_url, local_path
 
@@ -76,14 +76,38 @@ class Storage(BaseModel):
         shown = self.tracking_shown == self.tracking
         return StorageConfig(**self.model_dump() | {"tracking": self.tracking if shown else None})
 
+    @property
+    def options(self) -> list[str]:
+        """Command-line options that choose this storage in a shell of the current folder, whatever its environment.
+
+        A tracking URI with a password is omitted, as in `as_config`.
+        """
+        tables = self.tables.removeprefix(f"{self.home}/")
+        if not _is_name(tables):
+            tables = self.tables
+        chosen = {
+            "--storage.home": (self.home, str(Path(DEFAULT_HOME).absolute())),
+            "--tables": (tables, "tables"),
+            "--storage.cache": (self.cache, f"{self.home}/cache"),
+            "--storage.artifacts": (self.artifacts, artifacts_folder(self.home)),
+            "--storage.tracking": (self.tracking, tracking_file(self.home)),
+        }
+        if self.tracking_shown != self.tracking:
+            del chosen["--storage.tracking"]
+        return [text for option, (value, default) in chosen.items() if value != default for text in (option, value)]
+
+
+def _is_name(tables: str) -> bool:
+    """Return whether the tables are named by a folder in the home."""
+    return "/" not in tables and not urlparse(tables).scheme and tables not in {".", ".."} and tables[0] != "~"
+
 
 def _tables_url(tables: str, home: str) -> str:
     """Return the folder or URL of the tables; a name without a slash is a folder in the home.
 
     This allows a deployment to preset its own tables without knowing the home.
     """
-    is_name = "/" not in tables and not urlparse(tables).scheme and tables not in {".", ".."} and tables[0] != "~"
-    return f"{home}/{tables}" if is_name else absolute_url(tables)
+    return f"{home}/{tables}" if _is_name(tables) else absolute_url(tables)
 
 
 def tracking_file(home: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tasks.config.frozen import FrozenConfig, hashed_settings
-from tasks.config.run import SparkRun
+from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import KeepDays, Seconds, TableVersion
 
 
@@ -53,7 +53,7 @@ IMAGE_SIZE = {"image_size": ("cache", "image_size")}
 class CacheRun(SparkRun):
     """Parameters of the flow `cache`."""
 
-    first_screen = IMAGE_SIZE
+    first_screen = IMAGE_SIZE | TABLES
 
     cache: CacheConfig = CacheConfig()
     table_version: TableVersion | None = Field(None, description="Version of the table `images`; empty: the latest")

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from tasks.config import submitted
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.frozen import AsBefore, FrozenConfig, hashed_settings
+from tasks.config.run import TABLES
 from tasks.config.storage import SparkConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import YEAR_SECONDS, Text
@@ -276,7 +277,7 @@ def check_options(train: TrainConfig, distributed: DistributedConfig, spark: Spa
 class TrainDistributedRun(TrainRun):
     """Parameters of the flow `train-distributed`, which runs the ranks in place."""
 
-    first_screen = NETWORK | IMAGE_SIZE | {"num_ranks": ("distributed", "num_ranks")} | DEVICE_AND_EPOCHS
+    first_screen = NETWORK | IMAGE_SIZE | {"num_ranks": ("distributed", "num_ranks")} | DEVICE_AND_EPOCHS | TABLES
 
     distributed: DistributedConfig = DistributedConfig()
 

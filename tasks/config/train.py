@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheRun
 from tasks.config.frozen import AsBefore, FrozenConfig, hashed_settings
-from tasks.config.run import SparkRun
+from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import MAX_THREADS, YEAR_SECONDS, Epochs, KeepDays, RunId, Seconds, VariableName
 from tasks.environment import CALLERS_NAMES
 from tasks.errors import WrongInput
@@ -302,7 +302,7 @@ DEVICE_AND_EPOCHS = {name: ("train", name) for name in ("device", "max_epochs")}
 class TrainRun(CacheRun):
     """Parameters of the flow `train`."""
 
-    first_screen = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
+    first_screen = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | TABLES
 
     train: TrainConfig = TrainConfig()
 

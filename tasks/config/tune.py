@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from tasks.config import submitted
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.frozen import FrozenConfig, hashed_settings
+from tasks.config.run import TABLES
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import Epochs, RunId, Seconds
 from tasks.errors import WrongInput, explain
@@ -223,7 +224,11 @@ class TuneRun(TrainRun):
     """Parameters of the flow `tune`."""
 
     first_screen = (
-        {name: ("tune", name) for name in ("num_trials", "parallel")} | NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS
+        {name: ("tune", name) for name in ("num_trials", "parallel")}
+        | NETWORK
+        | IMAGE_SIZE
+        | DEVICE_AND_EPOCHS
+        | TABLES
     )
 
     tune: TuneConfig = TuneConfig()

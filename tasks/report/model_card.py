@@ -5,7 +5,6 @@ derived from the training run.
 """
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -13,6 +12,7 @@ import torch
 from pydantic import BaseModel
 
 from tasks.cache.manifest import CacheManifest
+from tasks.commands import flow_command
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
@@ -22,6 +22,7 @@ from tasks.metrics.calibration import NUM_BINS
 from tasks.metrics.evaluate import DetailedEvaluation, EpochMetrics, PrecisionDifference
 from tasks.model_package.description import Precision
 from tasks.refs import TRAIN, CacheRef
+from tasks.storage import Storage
 from tasks.text.markup import markdown_code, markdown_fence, markdown_table, markdown_text
 
 NUM_WEAKEST = 5
@@ -64,7 +65,9 @@ class TrainingFacts:
     """Differences in provenance with which the run was resumed, if any."""
 
 
-def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, code_version: str | None) -> str:
+def model_card(
+    facts: TrainingFacts, train_counts: Sequence[int], run_id: str, code_version: str | None, storage: Storage
+) -> str:
     """Return the model card in Markdown.
 
     Args:
@@ -72,6 +75,7 @@ def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, c
         train_counts: Number of images in the split `train`, by class.
         run_id: Id of the MLflow run.
         code_version: Commit of the code, or None if it is unknown.
+        storage: Storage with the table.
     """
     sections = [
         f"# {markdown_text(facts.train.model)}, {len(facts.manifest.classes)} classes",
@@ -80,7 +84,7 @@ def model_card(facts: TrainingFacts, train_counts: Sequence[int], run_id: str, c
         _limits(facts, train_counts),
         _data(facts),
         _training(facts),
-        _reproduction(facts, run_id, code_version),
+        _reproduction(facts, run_id, code_version, storage),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -240,14 +244,14 @@ def _training(facts: TrainingFacts) -> str:
     return "\n\n".join(["## Training", markdown_table(["item", "value"], [row for row in rows if row]), chosen])
 
 
-def _reproduction(facts: TrainingFacts, run_id: str, code_version: str | None) -> str:
+def _reproduction(facts: TrainingFacts, run_id: str, code_version: str | None, storage: Storage) -> str:
     flow = "train" if facts.distributed is None else "train_distributed"
     options = [
         option
         for stage, name, value, _default in _chosen(facts)
         for option in (f"--{stage}.{name}", str(value) if isinstance(value, str | None) else json.dumps(value))
     ]
-    command = ["python", "-m", f"flows.{flow}", "--table_version", str(facts.manifest.table.version), *options]
+    table = ["--table_version", str(facts.manifest.table.version), *storage.options]
     rows = [
         ["MLflow run", markdown_code(run_id)],
         [
@@ -260,8 +264,8 @@ def _reproduction(facts: TrainingFacts, run_id: str, code_version: str | None) -
         [
             "## Reproduction",
             markdown_table(["item", "value"], rows),
-            "With this code and the storage that has the table (`--storage.home`, or the configured one):",
-            markdown_fence(shlex.join(command), "sh"),
+            "With this code, in the folder of its checkout:",
+            markdown_fence(flow_command(flow, *table, *options), "sh"),
             "The run's `config.json` has all settings, and its parameters the versions of the packages. The same "
             "settings on the same data are not trained twice: the flow returns this run unless it was deleted.",
         ]

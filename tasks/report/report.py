@@ -15,6 +15,7 @@ from tasks.report import (
     CONFUSION_FILE,
     LEARNING_CURVES_FILE,
     MISTAKES_FILE,
+    MISTAKES_TABLE,
     MODEL_CARD_FILE,
 )
 from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes
@@ -92,7 +93,7 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
     with TemporaryDirectory() as scratch:
         write_event_file(Path(scratch), facts.history, run.run_id)
         run.log_folder(Path(scratch), "tensorboard")
-    card = model_card(facts, train_counts, run.run_id, run.code_version)
+    card = model_card(facts, train_counts, run.run_id, run.code_version, storage)
     run.log_text(card, MODEL_CARD_FILE)
     run.describe(card)
 
@@ -102,7 +103,7 @@ def _log_mistakes(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> No
     mistakes, classes = facts.test.mistakes, facts.manifest.classes
     rows = [mistake.row for mistake in mistakes]
     table = mistake_table(mistakes, image_files(facts.manifest, TEST, rows, storage), classes)
-    run.log_table(table, MISTAKES_FILE.replace(".png", ".json"))
+    run.log_table(table, MISTAKES_TABLE)
     images_NHWC = read_images(facts.cache.url, facts.manifest, TEST, rows)
     names = [str(name) for name in table["image"]]
     run.log_figure(draw_mistakes(images_NHWC, mistakes, names, classes), MISTAKES_FILE)

@@ -4,13 +4,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import Field
+
 from tasks.cache.manifest import open_cache
+from tasks.commands import next_commands
+from tasks.config.etl import BUILTIN_DIGITS
+from tasks.interval import wilson_interval
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, Ref, RunRef
+from tasks.report.page import commands_markdown
 from tasks.storage import Storage
 from tasks.text.markup import markdown_code, markdown_link, markdown_table, markdown_text
 from tasks.tracking.evaluated import evaluated_version
 from tasks.tracking.models import PROMOTION_TAG, version_tags
-from tasks.tracking.runs import run_metrics
+from tasks.tracking.runs import run_metrics, run_params
 
 SUMMARY_FILE = "summary.json"
 
@@ -36,6 +42,8 @@ class PipelineSummary(Ref):
     distributed: TrainingSummary | None
     """Training with ranks; None if the DAG did not train so."""
     test_accuracy: float
+    test_interval: tuple[float, float] | None = None
+    """95 % confidence interval of the champion's test accuracy; None if its number of test images is unknown."""
     model: str
     version: int
     decision: str
@@ -46,6 +54,8 @@ class PipelineSummary(Ref):
     """None if no new images were predicted."""
     seconds: dict[str, float]
     skipped: dict[str, bool]
+    next: dict[str, str] = Field({}, repr=False)
+    """Commands that a user may run next, by goal."""
 
 
 def _training(storage: Storage, run: RunRef) -> TrainingSummary:
@@ -67,6 +77,8 @@ def make_summary(
     skipped: dict[str, bool],
 ) -> PipelineSummary:
     """Collect the results of the stages."""
+    tested = evaluated_version(storage, champion)  # its run may have been purged
+    interval = wilson_interval(tested.accuracy * tested.images, tested.images) if tested.images else None
     return PipelineSummary(
         images=etl.stored,
         quarantined=etl.quarantined,
@@ -75,7 +87,8 @@ def make_summary(
         cache_rows={split: part.rows for split, part in open_cache(cache).splits.items()},
         single=None if single is None else _training(storage, single),
         distributed=None if distributed is None else _training(storage, distributed),
-        test_accuracy=evaluated_version(storage, champion).accuracy,  # its run may have been purged
+        test_accuracy=tested.accuracy,
+        test_interval=interval,
         model=champion.name,
         version=champion.version,
         decision=version_tags(storage, champion).get(PROMOTION_TAG, ""),
@@ -86,7 +99,23 @@ def make_summary(
         else None,
         seconds=seconds,
         skipped=skipped,
+        next=next_commands(storage, champion.name, _network(storage, champion, etl.images.source)),
     )
+
+
+def _network(storage: Storage, champion: ModelRef, source: str) -> dict[str, str]:
+    """Return the options of the champion's network; none if pretrained weights, the default, are the better start."""
+    settings = run_params(storage, RunRef(run_id=champion.run_id))
+    from_scratch = settings.get("train.weights", "none") == "none"
+    if from_scratch and not source.startswith(BUILTIN_DIGITS):
+        return {}
+    names = {"model": "train.model", "weights": "train.weights", "freeze_backbone": "train.freeze_backbone"}
+    names["image_size"] = "cache.image_size"
+    return {
+        name: settings[param].lower() if settings[param] in {"True", "False"} else settings[param]
+        for name, param in names.items()
+        if param in settings
+    }
 
 
 def write_summary(storage: Storage, summary: PipelineSummary) -> Path:
@@ -104,14 +133,17 @@ def summary_lines(summary: PipelineSummary) -> list[str]:
     return [f"{name:<13} {text}" for name, text in _facts(summary).items()]
 
 
-def summary_markdown(summary: PipelineSummary, champion: str | None, runs: Mapping[str, str | None], file: Path) -> str:
-    """Return the summary as Markdown, with links to the model and the MLflow runs.
+def summary_markdown(
+    summary: PipelineSummary, champion: str | None, runs: Mapping[str, str | None], file: Path, figures: str = ""
+) -> str:
+    """Return the summary as Markdown: the champion, the next commands, its figures, all facts, and links.
 
     Args:
         summary: Results of the run.
         champion: URL of the champion's page in MLflow; None if the tracking database has no UI.
         runs: URL of the page of each training run by MLflow run id; None as above.
         file: Path of summary.json.
+        figures: The figures of the champion's training run, as Markdown.
     """
     stages = [
         [markdown_text(name), f"{seconds:.1f} s", "skipped" if summary.skipped[name] else ""]
@@ -126,6 +158,10 @@ def summary_markdown(summary: PipelineSummary, champion: str | None, runs: Mappi
     ]
     return "\n".join(
         [
+            f"# {markdown_text(_facts(summary)['champion'])}",
+            "",
+            *([commands_markdown(summary.next), ""] if summary.next else []),
+            *([figures, ""] if figures else []),
             "## Results",
             "",
             markdown_table(["item", "value"], facts),
@@ -149,6 +185,9 @@ def _facts(summary: PipelineSummary) -> dict[str, str]:
         f"{name} {seconds:.1f} s{' (skipped)' if summary.skipped[name] else ''}"
         for name, seconds in summary.seconds.items()
     )
+    interval = ""
+    if summary.test_interval is not None:
+        interval = " (95 % interval {:.4f} to {:.4f})".format(*summary.test_interval)
     trained = {"one process": summary.single, "distributed": summary.distributed}
     accuracies = [f"{training.val_accuracy:.4f} ({name})" for name, training in trained.items() if training]
     return {
@@ -156,7 +195,7 @@ def _facts(summary: PipelineSummary) -> dict[str, str]:
         "Delta": f"version {summary.delta_version}",
         "cache": f"{rows} rows",
         "training": f"val accuracy {', '.join(accuracies)}",
-        "champion": f"{summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}",
+        "champion": f"{summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}{interval}",
         "gate": summary.decision or "unknown",
         "inference": "nothing new to predict" if rate is None else f"{rate:.0f} images/s",
         "stages": stages,

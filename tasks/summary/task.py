@@ -10,6 +10,7 @@ from tasks.orchestration.stage import stage
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
 from tasks.registry.decision import promotion_section
 from tasks.report import MODEL_CARD_FILE
+from tasks.report.page import card_with_figures, named_card, run_figures
 from tasks.storage import Storage
 from tasks.summary.summary import PipelineSummary, make_summary, summary_lines, summary_markdown, write_summary
 from tasks.tracking.models import model_location
@@ -47,12 +48,18 @@ def publish_summary(summary: PipelineSummary, storage: Storage, champion: ModelR
         if training is not None
     }
     model = mlflow_page(storage.tracking, model_location(champion))
+    run = RunRef(run_id=champion.run_id)
+    card = read_artifact(storage, run, MODEL_CARD_FILE)
+    figures = "" if card is None else run_figures(run, storage)
     create_markdown_artifact(
-        summary_markdown(summary, model, pages, path), key="summary", description="Results of the run, with links"
+        summary_markdown(summary, model, pages, path, figures),
+        key="summary",
+        description="The result: accuracy, next commands, mistakes, and links",
     )
-    if (card := read_artifact(storage, RunRef(run_id=champion.run_id), MODEL_CARD_FILE)) is not None:
+    if card is not None:
+        text = f"{named_card(card.decode(), champion).rstrip()}\n\n{promotion_section(summary.decision)}\n"
         create_markdown_artifact(
-            f"{card.decode().rstrip()}\n\n{promotion_section(summary.decision)}\n",
+            card_with_figures(text, figures, summary.next),
             key="champion-model-card",
             description=f"Model card of {champion.name} version {champion.version}",
         )

@@ -213,6 +213,13 @@ def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
         return dict(client_of(storage).get_run(run.run_id).data.metrics)
 
 
+def run_params(storage: Storage, run: RunRef) -> dict[str, str]:
+    """Return the parameters of a run; none if it does not exist any more."""
+    with translate_outage(storage):
+        found = found_or_none(client_of(storage).get_run, run.run_id)
+    return {} if found is None else dict(found.data.params)
+
+
 def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:
     """Return the content of a file in the run's artifacts, or None if it or the run does not exist."""
     with translate_outage(storage):

@@ -53,7 +53,8 @@ from tasks.orchestration.stage import run_stage, stage
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
 from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, StreamReport, TableRef
-from tasks.report.task import MAX_IMAGE_BYTES, publish_run
+from tasks.report.page import MAX_IMAGE_BYTES
+from tasks.report.task import publish_run
 from tasks.storage import Storage
 from tasks.stream.run import Lag, StreamCounts
 from tasks.stream.task import StreamArtifact, progress_row

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tasks.metrics.mistakes import NUM_MISTAKES, Mistake
 from tasks.report.figures import draw_learning_curves, draw_mistakes
-from tasks.report.task import fit_images, shrink
+from tasks.report.page import fit_images, shrink
 from tests.builders.finished_training import history_of
 
 MAX_BYTES = 200_000
