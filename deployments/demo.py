@@ -104,7 +104,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
             "max_epochs": 20 if own else 5,
             "train_on": "both",
             "tables": tables_name(options.source),
-            # All tables of the digits have the same default name; a folder's has one for each table.
+            # All tables of the digits have the same default name; a folder has its own.
             **({} if own else {"model_name": DIGITS_NAME}),
             "train": {} if own else {"batch_size": DIGITS_BATCH_SIZE},
         }

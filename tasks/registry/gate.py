@@ -88,7 +88,7 @@ def check_comparable(challenger: EvaluatedRun, champion: EvaluatedRun, name: str
         f"the champion of the registered model '{name}' was trained on another table{path}, so the two cannot be "
         "compared",
         setting="promote.model_name",
-        way_out=f"set promote.model_name to another name{or_empty}",
+        way_out=f"set promote.model_name to another name, such as '{name}-2'{or_empty}",
     )
 
 

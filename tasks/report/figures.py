@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
+from unicodedata import combining, east_asian_width
 
 import numpy as np
 import torch
@@ -35,6 +36,18 @@ def shorten(name: str, max_characters: int) -> str:
         return name
     begin = max_characters // 2
     return f"{name[:begin]}…{name[len(name) - (max_characters - begin - 1) :]}"
+
+
+def wrap(text: str, columns: int) -> str:
+    """Return a text in lines of at most `columns` Latin letters; East Asian letters have the width of two."""
+    lines, width = [""], 0
+    for character in text:
+        wide = 0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1
+        if width + wide > columns:
+            lines, width = [*lines, ""], 0
+        lines[-1] += character
+        width += wide
+    return "\n".join(lines)
 
 
 def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figure":
@@ -143,7 +156,7 @@ def draw_learning_curves(history: Sequence[EpochMetrics], best_epoch: int) -> "F
 def draw_mistakes(
     images_NHWC: torch.Tensor, mistakes: Sequence[Mistake], names: Sequence[str], classes: Sequence[str]
 ) -> "Figure":
-    """Draw misclassified images, each with its name, its true class and its predicted class.
+    """Draw misclassified images, each with its whole name, its true class and its predicted class.
 
     Args:
         images_NHWC: uint8, one image per mistake.
@@ -155,7 +168,15 @@ def draw_mistakes(
 
     columns = min(6, max(2, len(mistakes)))  # the title needs the width of two
     rows = math.ceil(len(mistakes) / columns)
-    figure = Figure(figsize=(2.0 * columns, 2.55 * rows + 0.3), layout="constrained")
+    texts = []
+    for mistake, name in zip(mistakes, names, strict=True):
+        true = wrap(f"{classes[mistake.true]} {mistake.true_probability:.2f}", 26)
+        predicted = wrap(f"→ {classes[mistake.predicted]} {mistake.probability:.2f}", 26)
+        texts.append((true, predicted, wrap(name, 36)))
+    # Inches of the lines of text beyond one each: the image with the most of them decides for its row.
+    extra = [0.14 * (true + predicted).count("\n") + 0.1 * name.count("\n") for true, predicted, name in texts]
+    height = sum(2.55 + max(extra[first : first + columns]) for first in range(0, len(texts), columns))
+    figure = Figure(figsize=(2.0 * columns, height + 0.3), layout="constrained")
     figure.suptitle(
         "true class, → predicted class, with the model's probability of each",
         x=0.005,
@@ -166,19 +187,16 @@ def draw_mistakes(
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(mistakes) :]:
         axes.set_axis_off()
-    for axes, image, mistake, name in zip(grid.flat, images_NHWC.numpy(), mistakes, names, strict=False):
+    for axes, image, (true, predicted, name) in zip(grid.flat, images_NHWC.numpy(), texts, strict=False):
         axes.imshow(image)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_color(QUIET_COLOUR)
-        true, predicted = (shorten(classes[index], 22) for index in (mistake.true, mistake.predicted))
-        # Two lines above the image, in two colours: the true and the predicted class.
-        for text, height, colour in (
-            (f"{true} {mistake.true_probability:.2f}", 14, "black"),
-            (f"→ {predicted} {mistake.probability:.2f}", 3, WRONG_COLOUR),
-        ):
-            axes.annotate(text, (0.0, 1.0), (0, height), fontsize=8, color=colour, parse_math=False, **_ABOVE)
-        axes.set_xlabel(shorten(name, 30), fontsize=6, color=TRAIN_COLOUR, parse_math=False)
+        # Above the image, in two colours: the true and the predicted class.
+        above = 14 + 10 * predicted.count("\n")
+        for text, points, colour in ((true, above, "black"), (predicted, 3, WRONG_COLOUR)):
+            axes.annotate(text, (0.0, 1.0), (0, points), fontsize=8, color=colour, parse_math=False, **_ABOVE)
+        axes.set_xlabel(name, fontsize=6, color=TRAIN_COLOUR, parse_math=False)
     return figure
 
 

@@ -66,7 +66,12 @@ class TrainingFacts:
 
 
 def model_card(
-    facts: TrainingFacts, train_counts: Sequence[int], run_id: str, code_version: str | None, storage: Storage
+    facts: TrainingFacts,
+    train_counts: Sequence[int],
+    run_id: str,
+    code_version: str | None,
+    storage: Storage,
+    note: str = "",
 ) -> str:
     """Return the model card in Markdown.
 
@@ -76,10 +81,11 @@ def model_card(
         run_id: Id of the MLflow run.
         code_version: Commit of the code, or None if it is unknown.
         storage: Storage with the table.
+        note: A sentence about the figures, or an empty string.
     """
     sections = [
         f"# {markdown_text(facts.train.model)}, {len(facts.manifest.classes)} classes",
-        _results(facts),
+        "\n\n".join([_results(facts), *([markdown_text(note)] if note else [])]),
         _weakest(facts, train_counts),
         _limits(facts, train_counts),
         _data(facts),

@@ -1,5 +1,6 @@
 """The report of a training run, logged to MLflow: tables, figures, event file and model card."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +20,14 @@ from tasks.report import (
     MODEL_CARD_FILE,
 )
 from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes
+from tasks.report.fonts import drawn_with_fonts
 from tasks.report.image_names import image_files
 from tasks.report.model_card import TrainingFacts, model_card
 from tasks.storage import Storage
 from tasks.text.markup import printable
 from tasks.tracking.tracked_run import TrackedRun
+
+logger = logging.getLogger("lakevision.report")
 
 
 def class_table(evaluation: Evaluation, classes: Sequence[str]) -> dict[str, list[object]]:
@@ -85,25 +89,23 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
     """
     test, classes = facts.test, facts.manifest.classes
     run.log_table(class_table(test, classes), CLASSES_FILE)
-    run.log_figure(draw_confusion(test.confusion_KK, classes), CONFUSION_FILE)
-    run.log_figure(draw_calibration(test.calibration), CALIBRATION_FILE)
-    run.log_figure(draw_learning_curves(facts.history, facts.best_epoch), LEARNING_CURVES_FILE)
-    if test.mistakes:
-        _log_mistakes(run, facts, storage)
+    rows = [mistake.row for mistake in test.mistakes]
+    table = mistake_table(test.mistakes, image_files(facts.manifest, TEST, rows, storage), classes)
+    names = list(map(str, table["image"]))
+    with drawn_with_fonts([*classes, *names]) as lacking:
+        run.log_figure(draw_confusion(test.confusion_KK, classes), CONFUSION_FILE)
+        run.log_figure(draw_calibration(test.calibration), CALIBRATION_FILE)
+        run.log_figure(draw_learning_curves(facts.history, facts.best_epoch), LEARNING_CURVES_FILE)
+        if rows:
+            run.log_table(table, MISTAKES_TABLE)
+            # Read again, since batches may be of features.
+            images_NHWC = read_images(facts.cache.url, facts.manifest, TEST, rows)
+            run.log_figure(draw_mistakes(images_NHWC, test.mistakes, names, classes), MISTAKES_FILE)
+    if lacking:
+        logger.warning("%s", lacking)
     with TemporaryDirectory() as scratch:
         write_event_file(Path(scratch), facts.history, run.run_id)
         run.log_folder(Path(scratch), "tensorboard")
-    card = model_card(facts, train_counts, run.run_id, run.code_version, storage)
+    card = model_card(facts, train_counts, run.run_id, run.code_version, storage, lacking)
     run.log_text(card, MODEL_CARD_FILE)
     run.describe(card)
-
-
-def _log_mistakes(run: TrackedRun, facts: TrainingFacts, storage: Storage) -> None:
-    """Log the gallery and the table of the worst mistakes; images are read again, since batches may be of features."""
-    mistakes, classes = facts.test.mistakes, facts.manifest.classes
-    rows = [mistake.row for mistake in mistakes]
-    table = mistake_table(mistakes, image_files(facts.manifest, TEST, rows, storage), classes)
-    run.log_table(table, MISTAKES_TABLE)
-    images_NHWC = read_images(facts.cache.url, facts.manifest, TEST, rows)
-    names = [str(name) for name in table["image"]]
-    run.log_figure(draw_mistakes(images_NHWC, mistakes, names, classes), MISTAKES_FILE)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import DIGEST_TAG, fetch_files, file_digests
 from tasks.tracking.registry_values import checked_run_id
-from tasks.tracking.server import client_of, found_or_none
+from tasks.tracking.server import client_of, found_or_none, reachable
 from tasks.tracking.trained_tables import table_tags
 
 SOURCE_TAG = "lakevision.source"
@@ -256,18 +257,48 @@ def source_name(table: TableRef, storage: Storage) -> str:
 def derived_model_name(table: TableRef, storage: Storage) -> str | None:
     """Return the name of the models that are trained on a table, or None if its source is unknown.
 
-    The folder's name makes it readable. The suffix distinguishes folders of the same name, tables that were created
-    again, possibly with other splits, and sources that replaced each other in one table.
+    It follows from the folder's name alone, so that it is the same in every home. The name of earlier releases, with a
+    suffix for each table, is kept where the registry has it, and where the short name is that of another folder.
+
+    Raises:
+        TrackingUnavailable: The tracking server does not answer.
     """
+    names = model_names(table, storage)
+    if len(names) == 2:
+        with reachable(storage):
+            kept = has_model(storage, names[1]) or _is_of_another_source(storage, names[0], table.source)
+            return names[1] if kept else names[0]
+    return names[0] if names else None
+
+
+def _is_of_another_source(storage: Storage, name: str, source: str) -> bool:
+    """Return whether all versions of the registered model `name` are of the images of other folders."""
+    versions = client_of(storage).search_model_versions(f"name = '{name}'")
+    sources = {found.tags[SOURCE_TAG] for found in versions if found.tags.get(SOURCE_TAG)}
+    return bool(sources) and source not in sources
+
+
+def model_names(table: TableRef, storage: Storage) -> list[str]:
+    """Return the name of the models of a table, and after it that of earlier releases if it was another one."""
     if not table.source:
-        return None
+        return []
     source = source_name(table, storage)
     if source == BUILTIN_DIGITS:
-        return f"{NAME_PREFIX}-digits"
+        return [f"{NAME_PREFIX}-digits"]
     if source.startswith(BUILTIN_DIGITS):  # other splits or labels of the digits, the same in every home as well
-        return f"{NAME_PREFIX}-digits-{hashlib.sha256(source.encode()).hexdigest()[:6]}"
-    suffix = hashlib.sha256(f"{table.table_id}|{table.source}".encode()).hexdigest()[:6]
-    return f"{NAME_PREFIX}-{readable_name(table.source, MAX_FOLDER_CHARACTERS)}-{suffix}"
+        return [f"{NAME_PREFIX}-digits-{_digest(source)}"]
+    name = f"{NAME_PREFIX}-{readable_name(table.source, MAX_FOLDER_CHARACTERS)}"
+    folder = table.source.rstrip("/").rpartition("/")[2]
+    # A folder without Latin letters and digits has no other readable name than `images`.
+    plain = name if re.search("[A-Za-z0-9]", folder) else f"{name}-{_digest(folder)}"
+    # Another folder called `digits` has not the images of the built-in ones.
+    if plain == f"{NAME_PREFIX}-digits":
+        plain = f"{plain}-{_digest(table.source)}"
+    return [plain, f"{name}-{_digest(f'{table.table_id}|{table.source}')}"]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def fit_description(text: str, max_characters: int) -> str:

@@ -4,6 +4,7 @@ Only rank 0 imports this module, which loads MLflow, tables and figures.
 """
 
 import logging
+import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tasks.config.frozen import flat_params
+from tasks.config.train import TrainConfig
 from tasks.credentials import without_credentials
 from tasks.metrics.evaluate import PrecisionDifference
 from tasks.model.device import processor_name
@@ -20,6 +23,7 @@ from tasks.model.pretrained import weights_digest
 from tasks.model_package.classifier import save_classifier
 from tasks.progress.activity import working
 from tasks.refs import TRAIN, TRIAL_TAG, RunRef, TableRef
+from tasks.report.figures import shorten
 from tasks.report.model_card import TrainingFacts
 from tasks.report.report import log_report
 from tasks.spark.session import NeedsSpark
@@ -42,6 +46,9 @@ from tasks.train.serving_form import ServingEvaluation
 from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.train")
+
+MAX_NAME_CHARACTERS = 200
+"""Maximum number of characters of a run's name, of which MLflow's list shows the first."""
 
 SEND_SECONDS = 2.0
 """Maximum seconds for sending the remaining metrics when training is interrupted."""
@@ -188,12 +195,36 @@ def source_of(table: TableRef) -> str | None:
 
 
 def run_name(context: TrainingContext) -> str:
-    """Return the name of the run: network, image size, and number of ranks, trial or repetition."""
+    """Return the name of the run: network, image size, settings that are not the defaults, and number of ranks.
+
+    A trial and a repetition are named as such.
+    """
     tags = context.spec.tags
     ranks = [] if context.spec.distributed is None else [f"{context.ranks.num_virtual} ranks"]
     trial = [f"trial {tags[TRIAL_TAG]}"] if TRIAL_TAG in tags else []
     repeated = ["repeated"] if REPEAT_TAG in tags else []
-    return ", ".join([f"{context.spec.train.model} {context.manifest.image_size} px", *ranks, *trial, *repeated])
+    network = f"{context.spec.train.model} {context.manifest.image_size} px"
+    parts = [network, *ranks, *trial, *repeated, *chosen_settings(context.spec.train)]
+    return shorten(", ".join(parts), MAX_NAME_CHARACTERS)
+
+
+def chosen_settings(train: TrainConfig) -> list[str]:
+    """Return the settings that decide the result and are not the defaults, by which runs of one network differ."""
+    defaults = flat_params(TrainConfig().decisive())
+    chosen = {name: value for name, value in flat_params(train.decisive()).items() if value != defaults.get(name)}
+    chosen = {
+        name: value for name, value in chosen.items() if name not in {"model", "device", "num_threads", "compile"}
+    }
+    if train.weights == "none":  # which trains the whole network in any case
+        chosen = {name: value for name, value in chosen.items() if name not in {"weights", "freeze_backbone"}}
+    elif "weights" in chosen:
+        chosen["weights"] = posixpath.basename(train.weights)
+    if train.fine_tune:
+        chosen["fine_tune"] = " then ".join(phase.unfreeze_from for phase in train.fine_tune)
+    started = ["from scratch"] if train.weights == "none" else []
+    return started + [
+        f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in chosen.items()
+    ]
 
 
 def run_tags(context: TrainingContext) -> dict[str, str]:

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from deployments.demo import _show_log, commands, parameters, parse_arguments, stream_parameters
+from deployments.demo import _show_log, parameters, parse_arguments, stream_parameters
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import StreamRun
 
@@ -65,7 +65,7 @@ def test_each_source_of_the_demo_has_tables_of_its_own_and_none_is_replaced() ->
 
 
 def test_model_of_the_demo_is_not_that_of_other_tables_of_the_digits() -> None:
-    """All tables of the digits have the same default name; those of folders have one for each table."""
+    """All tables of the digits have the same default name; a folder has its own."""
     assert settings().promote.model_name == "demo-digits"
     assert settings("--source", "/data/photos").promote.model_name is None
 
@@ -75,12 +75,3 @@ def test_stream_of_the_demo_writes_to_its_tables() -> None:
     values = stream_parameters("/home/demo-digits/arrivals", "demo-digits", "demo-digits")
     config = StreamRun.model_validate(values["config"])
     assert (config.storage.tables, config.predict.table) == ("demo-digits", "/home/demo-digits/arrivals")
-
-
-def test_printed_commands_name_tables_and_model() -> None:
-    """Without them, a command would be about the default tables."""
-    lines = commands("demo-digits", "demo-digits", "LAKEVISION_HOME=/h ")
-    assert lines
-    for line in lines:
-        assert "LAKEVISION_HOME=/h .venv/bin/python -m flows." in line
-        assert "--tables demo-digits --model_name demo-digits" in line

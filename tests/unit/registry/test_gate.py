@@ -118,7 +118,7 @@ def test_error_for_another_table_suggests_only_applicable_remedies() -> None:
     with pytest.raises(WrongInput, match="or leave it empty") as refused:
         check_comparable(other, run_on(), "photos", is_given=True)
     assert refused.value.setting == "promote.model_name"
-    with pytest.raises(WrongInput, match="set promote.model_name to another name$"):
+    with pytest.raises(WrongInput, match="set promote.model_name to another name, such as 'photos-2'$"):
         check_comparable(other, run_on(), "photos", is_given=False)
     served = replace(run_on(), serves=(TableRef(path="/two", version=1, table_id="two"),))
     check_comparable(other, served, "photos", is_given=True)

@@ -154,3 +154,23 @@ def test_long_names_lose_their_middle() -> None:
     assert shorten("short", 5) == "short"
     assert shorten("abcdefghij", 5) == "ab…ij"
     assert len(shorten("x" * 100, 22)) == 22
+
+
+def test_gallery_has_whole_names_of_any_length_and_script() -> None:
+    """Long names have several lines, of the letters of the whole name, and nothing is cut off."""
+    names = [
+        "IMG_2024-06-01 a long name as phones give them, edited (final) copy of image_0012.jpg",
+        "写真" * 30,
+        "a.jpg",
+    ]
+    classes = ("a class with a long name, longer than an image is wide", "猫" * 20, "cat")
+    figure = draw_mistakes(torch.zeros((3, 16, 16, 3), dtype=torch.uint8), mistakes_of(3, 3), names, classes)
+
+    shown = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_xlabel().replace("\n", "") for axes in shown] == names
+    assert shown[0].texts[0].get_text().replace("\n", "") == f"{classes[0]} 0.05"
+    assert shown[0].texts[1].get_text().replace("\n", "") == f"→ {classes[1]} 0.90"
+    assert texts_outside(figure) == []
+    rows = [axes.get_window_extent() for axes in shown]
+    widest = max(line.get_window_extent().width for axes in shown for line in (*axes.texts, axes.xaxis.label))
+    assert widest <= 1.25 * rows[0].width

@@ -14,9 +14,18 @@ from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.train import TrainConfig, TrainRun
 from tasks.refs import CacheRef
 from tasks.report.model_card import TrainingFacts, model_card
+from tasks.storage import Storage, resolve_storage
 from tests.builders.finished_training import evaluation_of, facts_of
 
 COUNTS = [30, 40, 7]
+
+STORAGE = Storage(
+    home="/data/my home",
+    tables="/data/my home/photos-tables",
+    cache="/data/my home/cache",
+    artifacts="/data/my home/artifacts",
+    tracking="http://me:pw@mlflow",
+)
 
 
 @pytest.fixture
@@ -27,7 +36,7 @@ def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
 
 def card_of(facts: TrainingFacts) -> str:
     """Return the card of a run with the id `run`, of the commit `abc`."""
-    return model_card(facts, COUNTS, "run", "abc")
+    return model_card(facts, COUNTS, "run", "abc", STORAGE)
 
 
 def rows_of(card: str, first: str) -> list[str]:
@@ -128,7 +137,7 @@ def test_card_identifies_data_and_run(cache: CacheRef) -> None:
     assert rows_of(card, "images of the split test") == ["images of the split test", "12"]
     assert rows_of(card, "decoding") == ["decoding", "version 1"]
     assert rows_of(card, "best epoch")[1] == f"1, by val_accuracy {facts.history[1].val_accuracy:.4f}"
-    assert "unknown: not a git checkout" in model_card(facts, COUNTS, "run", None)
+    assert "unknown: not a git checkout" in model_card(facts, COUNTS, "run", None, STORAGE)
 
 
 @pytest.mark.parametrize(
@@ -160,16 +169,18 @@ def test_card_has_the_backend_of_ranks_and_its_reason(cache: CacheRef) -> None:
 
 @pytest.mark.parametrize("distributed", [None, DistributedConfig(num_ranks=3, log_ranks="all")])
 def test_command_has_the_settings_of_the_training_run(cache: CacheRef, distributed: DistributedConfig | None) -> None:
-    """Parsed by the flow, the command gives the same settings and the same version of the data."""
+    """Parsed by the flow, the command gives the same settings, the same tables and the same version of the data."""
     train = TrainConfig(weights="/my weights/a'b.pth", max_gradient_norm=1.5, freeze_backbone=False, monitor="val_loss")
     card = card_of(facts_of(cache, train=train, distributed=distributed))
 
     (command,) = re.findall(r"```sh\n(.*)\n```", card)
     words = shlex.split(command)
-    assert words[:3] == ["python", "-m", "flows.train" if distributed is None else "flows.train_distributed"]
+    assert words[:3] == [".venv/bin/python", "-m", "flows.train" if distributed is None else "flows.train_distributed"]
     run = parse_arguments(TrainRun if distributed is None else TrainDistributedRun, "flow", words[3:])
     assert run.train == train
     assert run.table_version == 3
+    assert resolve_storage(run.storage).tables == "/data/my home/photos-tables"
+    assert "pw" not in command
     assert run.cache.decisive() == open_cache(cache).settings.decisive()
     if distributed is not None:
         assert run.distributed == distributed
@@ -193,7 +204,7 @@ def test_only_the_first_of_many_classes_are_listed(cache: CacheRef) -> None:
     manifest = open_cache(cache).model_copy(update={"classes": classes})
     facts = facts_of(cache, manifest=manifest, test=evaluation_of(torch.eye(200, dtype=torch.int64), ()))
 
-    card = model_card(replace(facts), [1] * 200, "run", None)
+    card = model_card(replace(facts), [1] * 200, "run", None, STORAGE)
 
     assert "class-029 and 170 more. Every image" in card
     assert "class-029 (1) and 170 more." in card

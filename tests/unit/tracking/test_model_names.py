@@ -6,39 +6,49 @@ import pytest
 
 from tasks.refs import TableRef
 from tasks.storage import Storage
-from tasks.tracking.models import derived_model_name, source_name
+from tasks.tracking.models import model_names, source_name
 
 STORAGE = Storage(home="/home", tables="/home/tables", cache="", artifacts="", tracking="")
 
 
-def named(source: str, table_id: str = "one") -> str | None:
-    """Return the derived model name of a table."""
-    return derived_model_name(TableRef(path="/tables/images", version=3, table_id=table_id, source=source), STORAGE)
+def names_of(source: str, table_id: str = "one") -> list[str]:
+    """Return the model names of a table: the name, and that of earlier releases."""
+    return model_names(TableRef(path="/tables/images", version=3, table_id=table_id, source=source), STORAGE)
+
+
+def named(source: str, table_id: str = "one") -> str:
+    """Return the model name of a table."""
+    return names_of(source, table_id)[0]
 
 
 @pytest.mark.parametrize(
-    ("source", "begins"),
+    ("source", "name"),
     [
-        ("/data/photos", "lakevision-photos-"),
-        ("/data/My Photos=50%/", "lakevision-my-photos-50-"),
-        ("s3a://bucket/holiday", "lakevision-holiday-"),
-        ("s3a://bucket", "lakevision-bucket-"),
-        ("/data/фото", "lakevision-images-"),
-        ("/data/" + "a" * 300, "lakevision-" + "a" * 40 + "-"),
+        ("/data/photos", "lakevision-photos"),
+        ("/data/My Photos=50%/", "lakevision-my-photos-50"),
+        ("s3a://bucket/holiday", "lakevision-holiday"),
+        ("s3a://bucket", "lakevision-bucket"),
+        ("/data/images", "lakevision-images"),
+        ("/data/фото", "lakevision-images-5cea44"),
+        ("/data/" + "a" * 300, "lakevision-" + "a" * 40),
     ],
 )
-def test_name_has_the_folder_and_only_characters_that_mlflow_accepts(source: str, begins: str) -> None:
+def test_name_has_the_folder_and_only_characters_that_mlflow_accepts(source: str, name: str) -> None:
     """The name has only letters, digits and hyphens, whatever the folder's name."""
-    name = named(source)
-    assert name is not None
-    assert re.fullmatch(f"{begins}[0-9a-f]{{6}}", name)
+    assert named(source) == name
 
 
-def test_name_is_deterministic_and_differs_by_table_and_source() -> None:
-    """Folders of the same name, a recreated table and a replaced source have different model names."""
-    names = [named("/data/photos"), named("/mnt/photos"), named("/data/photos", "two")]
+def test_name_follows_from_the_folder_alone_and_is_the_same_in_every_home() -> None:
+    """Where the folder is, and which table has its images, does not matter; names in other scripts are distinct."""
+    assert {named("/data/photos"), named("/mnt/photos/"), named("/data/photos", "two")} == {"lakevision-photos"}
+    assert named("/data/фото") != named("/data/写真")
+
+
+def test_name_of_earlier_releases_differs_by_table_and_source() -> None:
+    """It has a suffix for folders of the same name, a recreated table and a replaced source."""
+    names = [names_of(*table)[1] for table in (("/data/photos",), ("/mnt/photos",), ("/data/photos", "two"))]
     assert len(set(names)) == 3
-    assert named("/data/photos") == names[0]
+    assert all(re.fullmatch("lakevision-photos-[0-9a-f]{6}", name) for name in names)
 
 
 def test_built_in_digits_have_the_same_name_in_every_table() -> None:
@@ -60,4 +70,4 @@ def test_name_of_the_digits_does_not_depend_on_the_home() -> None:
 
 def test_table_without_a_source_has_no_model_name() -> None:
     """No name is derived for a table that other software created."""
-    assert named("") is None
+    assert names_of("") == []

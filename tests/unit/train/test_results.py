@@ -9,12 +9,12 @@ from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
-from tasks.config.train import TrainConfig
+from tasks.config.train import AugmentationConfig, FineTunePhase, TrainConfig
 from tasks.model.training_network import build_classifier
 from tasks.refs import CacheRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.train.context import TrainingContext
-from tasks.train.results import run_config, run_name, run_tags, training_data
+from tasks.train.results import chosen_settings, run_config, run_name, run_tags, training_data
 from tasks.train.spec import TrainingSpec
 
 TRIAL, REPEAT = {"lakevision.trial": "3"}, {"lakevision.repeat_of": "abc"}
@@ -44,10 +44,22 @@ def test_run_name_has_ranks_trial_or_repetition(cache: CacheRef) -> None:
     """Names distinguish the trials of a search, repetitions and distributed runs."""
     single, ranks = context_of(cache), context_of(cache, ranks=True)
 
-    assert run_name(single) == "squeezenet1_1 16 px"
-    assert run_name(ranks) == "squeezenet1_1 16 px, 2 ranks"
-    assert run_name(context_of(cache, tags=TRIAL)) == "squeezenet1_1 16 px, trial 3"
-    assert run_name(context_of(cache, tags=REPEAT)) == "squeezenet1_1 16 px, repeated"
+    assert run_name(single) == "squeezenet1_1 16 px, from scratch"
+    assert run_name(ranks) == "squeezenet1_1 16 px, 2 ranks, from scratch"
+    assert run_name(context_of(cache, tags=TRIAL)) == "squeezenet1_1 16 px, trial 3, from scratch"
+    assert run_name(context_of(cache, tags=REPEAT)) == "squeezenet1_1 16 px, repeated, from scratch"
+
+
+def test_run_name_has_the_settings_that_differ_from_the_defaults() -> None:
+    """Two runs of one network have names that say what differs; where a run computes and when it ends is left out."""
+    assert chosen_settings(TrainConfig(device="cpu", num_threads=2, timeout_seconds=9)) == []
+    assert chosen_settings(TrainConfig(batch_size=16, seed=7)) == ["batch_size 16", "seed 7"]
+    assert chosen_settings(TrainConfig(weights="/my/net.pth", augmentation=AugmentationConfig(flip=True))) == [
+        "weights net.pth",
+        "augmentation.flip true",
+    ]
+    phases = [FineTunePhase(unfreeze_from="features.14"), FineTunePhase(unfreeze_from="all")]
+    assert chosen_settings(TrainConfig(fine_tune=phases)) == ["fine_tune features.14 then all"]
 
 
 def test_source_of_a_run_is_its_flow(cache: CacheRef) -> None:
