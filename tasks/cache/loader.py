@@ -27,6 +27,9 @@ from tasks.object_store import file_system
 from tasks.paths import local_path
 from tasks.progress.activity import progressed
 
+MAX_SAMPLED_ROWS, SAMPLED_BATCH = 4096, 64
+"""Rows that are read for a few images of each class, and the rows of one batch of them."""
+
 
 class Batch(NamedTuple):
     """Images of one batch of one rank, without padding: B may be less than the batch size, or 0."""
@@ -233,6 +236,25 @@ def read_images(url: str, manifest: CacheManifest, split: str, rows: Sequence[in
         for batch in loader.epoch(0, row):
             images[place] = batch.inputs[0]
     return images
+
+
+def sample_classes(url: str, manifest: CacheManifest, split: str, per_class: int) -> list[list[torch.Tensor]]:
+    """Return up to `per_class` images of each class, uint8 (H, W, 3), among the first rows of a split.
+
+    At most MAX_SAMPLED_ROWS are read: a class that none of them has is without an image.
+
+    Raises:
+        CacheDamaged: The rows that were read are not those that were written.
+    """
+    found: list[list[torch.Tensor]] = [[] for _ in manifest.classes]
+    loader = CacheLoader(url, manifest, split, SAMPLED_BATCH, workers_count=1)
+    for batch in islice(loader.epoch(0), MAX_SAMPLED_ROWS // SAMPLED_BATCH):
+        for image, label in zip(batch.inputs, batch.labels_B.tolist(), strict=True):
+            if len(found[label]) < per_class:
+                found[label].append(image.clone())  # the loader fills the memory of a batch again
+        if all(len(images) == per_class for images in found):
+            break
+    return found
 
 
 def count_labels(url: str, manifest: CacheManifest, split: str) -> npt.NDArray[np.int64]:

@@ -26,6 +26,9 @@ TRAIN_COLOUR, VAL_COLOUR, QUIET_COLOUR, WRONG_COLOUR = "#7f7f7f", "#1f77b4", "#b
 MAX_SIDE_INCHES = 24.0
 """Maximum side of a confusion matrix: 2,400 pixels, which is about the width of a screen."""
 
+NUM_DRAWN, CLASS_COLUMNS = 96, 12
+"""Maximum number of images of the data set that are drawn, and of images beside each other."""
+
 COUNTS_UP_TO_CLASSES = 20
 """Maximum number of classes with which the cells of a confusion matrix have room for numbers."""
 
@@ -198,6 +201,41 @@ def draw_mistakes(
             axes.annotate(text, (0.0, 1.0), (0, points), fontsize=8, color=colour, parse_math=False, **_ABOVE)
         axes.set_xlabel(name, fontsize=6, color=TRAIN_COLOUR, parse_math=False)
     return figure
+
+
+def draw_classes(images: Sequence[Sequence[torch.Tensor]], classes: Sequence[str]) -> "Figure":
+    """Draw images of each class, with the whole name of the class above its first image.
+
+    Args:
+        images: uint8 images by class, at most `images_per_class` of each.
+        classes: Class names by index; of more than NUM_DRAWN, the first are drawn.
+    """
+    from matplotlib.figure import Figure
+
+    width = images_per_class(len(classes))
+    columns = CLASS_COLUMNS // width  # classes beside each other
+    shown = [wrap(name, 15 * width) for name in classes[:NUM_DRAWN]]
+    rows = math.ceil(len(shown) / columns)
+    lines = [name.count("\n") for name in shown]
+    height = sum(1.35 + 0.12 * max(lines[first : first + columns]) for first in range(0, len(shown), columns))
+    figure = Figure(figsize=(1.0 * CLASS_COLUMNS, height + 0.3), layout="constrained")
+    left_out = f", the first {len(shown)} of {len(classes)}" if len(shown) < len(classes) else ""
+    figure.suptitle(f"training images by class{left_out}", x=0.005, ha="left", fontsize=7.5, color=TRAIN_COLOUR)
+    grid = figure.subplots(rows, CLASS_COLUMNS, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for index, name in enumerate(shown):
+        row, column = divmod(index, columns)
+        cells = grid[row, column * width : (column + 1) * width]
+        cells[0].annotate(name, (0.0, 1.0), (0, 3), fontsize=7, parse_math=False, **_ABOVE)
+        for axes, image in zip(cells, images[index], strict=False):
+            axes.imshow(image.numpy())
+    return figure
+
+
+def images_per_class(num_classes: int) -> int:
+    """Return the number of images of each class that `draw_classes` has room for, a divisor of its columns."""
+    return next(number for number in (6, 4, 3, 2, 1) if number * num_classes <= NUM_DRAWN or number == 1)
 
 
 _ABOVE = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "left", "va": "bottom"}

@@ -6,20 +6,28 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tasks.cache.loader import read_images
+from tasks.cache.loader import read_images, sample_classes
 from tasks.metrics.evaluate import EpochMetrics, Evaluation
 from tasks.metrics.mistakes import mistake_table
-from tasks.refs import TEST
+from tasks.refs import TEST, TRAIN
 from tasks.report import (
     CALIBRATION_FILE,
     CLASSES_FILE,
     CONFUSION_FILE,
+    IMAGES_FILE,
     LEARNING_CURVES_FILE,
     MISTAKES_FILE,
     MISTAKES_TABLE,
     MODEL_CARD_FILE,
 )
-from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes
+from tasks.report.figures import (
+    draw_calibration,
+    draw_classes,
+    draw_confusion,
+    draw_learning_curves,
+    draw_mistakes,
+    images_per_class,
+)
 from tasks.report.fonts import drawn_with_fonts
 from tasks.report.image_names import image_files
 from tasks.report.model_card import TrainingFacts, model_card
@@ -96,6 +104,8 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
         run.log_figure(draw_confusion(test.confusion_KK, classes), CONFUSION_FILE)
         run.log_figure(draw_calibration(test.calibration), CALIBRATION_FILE)
         run.log_figure(draw_learning_curves(facts.history, facts.best_epoch), LEARNING_CURVES_FILE)
+        sample = sample_classes(facts.cache.url, facts.manifest, TRAIN, images_per_class(len(classes)))
+        run.log_figure(draw_classes(sample, classes), IMAGES_FILE)
         if rows:
             run.log_table(table, MISTAKES_TABLE)
             # Read again, since batches may be of features.

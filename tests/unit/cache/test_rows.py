@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.cache.loader import CacheLoader, count_labels, read_images
+from tasks.cache.loader import CacheLoader, count_labels, read_images, sample_classes
 from tasks.cache.manifest import open_cache
 from tasks.refs import CacheRef
 
@@ -44,3 +44,17 @@ def test_labels_are_counted_without_padding(make_cache: Callable[..., CacheRef])
         == [8, 8, 7]
     )
     assert count_labels(cache.url, open_cache(cache), "val").tolist() == [1, 1, 0]
+
+
+def test_a_few_images_of_each_class_are_its_first_ones(make_cache: Callable[..., CacheRef]) -> None:
+    """With label i mod 3 in row i, they are rows 0, 3 for the first class; a class without rows has none."""
+    cache = make_cache({"train": ROWS, "val": 2})
+    manifest = open_cache(cache)
+    loaded = torch.cat([batch.inputs for batch in CacheLoader(cache.url, manifest, "train", 4).epoch(0)])
+
+    found = sample_classes(cache.url, manifest, "train", 2)
+
+    assert [len(images) for images in found] == [2, 2, 2]
+    for label, images in enumerate(found):
+        assert torch.equal(torch.stack(images), loaded[[label, label + 3]])
+    assert [len(images) for images in sample_classes(cache.url, manifest, "val", 2)] == [1, 1, 0]

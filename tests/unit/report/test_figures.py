@@ -12,7 +12,15 @@ from PIL import Image
 
 from tasks.metrics.calibration import NUM_BINS, Calibration
 from tasks.metrics.mistakes import Mistake
-from tasks.report.figures import draw_calibration, draw_confusion, draw_learning_curves, draw_mistakes, shorten
+from tasks.report.figures import (
+    draw_calibration,
+    draw_classes,
+    draw_confusion,
+    draw_learning_curves,
+    draw_mistakes,
+    images_per_class,
+    shorten,
+)
 from tests.builders.finished_training import history_of
 
 CLASSES = ("ant", "bee", "cat")
@@ -174,3 +182,20 @@ def test_gallery_has_whole_names_of_any_length_and_script() -> None:
     rows = [axes.get_window_extent() for axes in shown]
     widest = max(line.get_window_extent().width for axes in shown for line in (*axes.texts, axes.xaxis.label))
     assert widest <= 1.25 * rows[0].width
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 40, 200])
+def test_data_set_is_drawn_by_class_with_whole_names(num_classes: int) -> None:
+    """Each drawn class has its images below its name; a class without one has its name, and nothing is cut off."""
+    classes = [f"{index:03d}.a class with a name of some length" for index in range(num_classes)]
+    per_class, drawn = images_per_class(num_classes), min(num_classes, 96)
+    images = [[torch.full((8, 8, 3), index, dtype=torch.uint8)] * per_class for index in range(num_classes - 1)]
+    figure = draw_classes([*images, []], classes)
+
+    named = [axes for axes in figure.axes if axes.texts]
+    assert [axes.texts[0].get_text().replace("\n", "") for axes in named] == classes[:drawn]
+    firsts = [int(axes.images[0].get_array()[0, 0, 0]) for axes in named if axes.images]
+    assert firsts == [*range(min(num_classes - 1, drawn))]
+    assert sum(len(axes.images) for axes in figure.axes) == per_class * len(firsts)
+    assert texts_outside(figure) == []
+    assert ("the first 96 of 200" in figure.get_suptitle()) == (num_classes == 200)

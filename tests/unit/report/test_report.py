@@ -96,6 +96,7 @@ def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
         "test_calibration.png",
         "learning_curves.png",
         "test_mistakes.png",
+        "train_images.png",
     }
     assert run.folders == {"tensorboard": ["events.out.tfevents.run"]}
     assert "| cat | 3 | 2 |" in run.texts["model_card.md"]

@@ -107,3 +107,22 @@ def test_run_without_new_images_has_no_rate(summary: PipelineSummary) -> None:
     nothing = summary.model_copy(update={"predictions": 0, "predict_images_per_second": None})
 
     assert any("nothing new to predict" in line for line in summary_lines(nothing))
+
+
+def test_page_begins_with_the_champion_its_interval_and_the_next_commands(summary: PipelineSummary) -> None:
+    """Then come the figures, the mistakes first, and after them facts and stages."""
+    known = summary.model_copy(update={"test_interval": (0.78, 0.9), "next": {"serve": "mlflow models serve"}})
+    text = summary_markdown(
+        known, None, {"a": None, "b": None}, Path("/s.json"), "## Which images it gets wrong\n\n![]()"
+    )
+
+    assert text.splitlines()[0] == "# lakevision version 4, test accuracy 0.8500 (95 % interval 0.7800 to 0.9000)"
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings == ["## Next commands", "## Which images it gets wrong", "## Results", "## Stages"]
+    assert "# serve\nmlflow models serve\n" in text
+
+
+def test_summary_of_an_earlier_release_is_read(summary: PipelineSummary) -> None:
+    """Its file has neither an interval nor commands."""
+    earlier = summary.model_dump(exclude={"test_interval", "next"})
+    assert PipelineSummary.model_validate(earlier) == summary
