@@ -292,7 +292,8 @@ def show_summary(
     from tasks.config.storage import StorageConfig
     from tasks.refs import RunRef
     from tasks.storage import resolve_storage
-    from tasks.summary.summary import SUMMARY_FILE, PipelineSummary, summary_lines
+    from tasks.summary import SUMMARY_FILE
+    from tasks.summary.summary import PipelineSummary, summary_lines
     from tasks.tracking.runs import run_location
     from tasks.tracking.server import runs_location
 
@@ -315,7 +316,8 @@ def show_summary(
     command = f"{home}{unset}.venv/bin/python -m deployments.stack.mlflow_ui --port {stack.mlflow_port}"
     print(f"  MLflow UI only: {command}   (the same login)")
     print(f"\ntables        {stack.home / tables}, which the next commands name, with their model; FOLDER is yours")
-    print("\n".join(command_lines({goal: f"{unset}{command}" for goal, command in summary.next.items()})))
+    later = {goal: unset + command.replace(" && ", f" && {unset}") for goal, command in summary.next.items()}
+    print("\n".join(command_lines(later)))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from deployments.stack.processes import LocalStack, Waiting, say
 from deployments.stack.serving import HOST
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
+from tasks.summary import SUMMARY_FILE
 from tasks.system.signals import interrupt_on
 
 
@@ -47,6 +48,8 @@ def main() -> int:
         mlflow_port = port_setting("LAKEVISION_MLFLOW_PORT", MLFLOW_PORT)
         with local_stack(lakevision_home(), port, mlflow_port) as stack:
             say(f"Prefect UI {stack.url}")
+            if (stack.home / SUMMARY_FILE).exists():
+                say(f"newest result {stack.url}/artifacts/key/summary")
             for line in login_lines(stack):
                 say(line)
             say("Ctrl-C stops the stack")

@@ -40,7 +40,9 @@ def next_commands(storage: Storage, model: str, network: Mapping[str, str]) -> d
         "as images come": flow_command("predict_stream", "--source", FOLDER, "--interval_seconds", "60", *named),
         # MLflow starts its server by name, from PATH.
         "serve": " ".join(['PATH="$PWD/.venv/bin:$PATH"', *tracking, "mlflow", shlex.join(serve)]),
-        "schedule": shlex.join([PREFECT, "--no-prompt", "deploy", "flows.predict_batch.predict_batch", *deployment]),
+        "schedule (make up)": shlex.join(
+            [PREFECT, "--no-prompt", "deploy", "flows.predict_batch.predict_batch", *deployment]
+        ),
         "improve": f"{flow_command('tune', *options, *tables)} && {flow_command('promote', *named)}",
         "roll back": flow_command("rollback", *named),
     }
@@ -48,4 +50,4 @@ def next_commands(storage: Storage, model: str, network: Mapping[str, str]) -> d
 
 def command_lines(commands: Mapping[str, str]) -> list[str]:
     """Return the commands for a terminal, one line per goal."""
-    return [f"  {goal:<17} {command}" for goal, command in commands.items()]
+    return [f"  {goal:<18} {command}" for goal, command in commands.items()]

@@ -15,8 +15,8 @@ class PromoteConfig(FrozenConfig):
 
     model_name: ModelName | None = Field(
         None,
-        description="Name of the registered model; empty: one model per table, named after the source, such as "
-        "lakevision-digits or lakevision-photos-1a2b3c",
+        description="Name of the registered model; empty: it is named after the folder of the source, such as "
+        "lakevision-digits or lakevision-photos",
     )
     min_test_accuracy: Fraction = Field(
         0.0,

@@ -36,7 +36,7 @@ def run_figures(run: RunRef, storage: Storage) -> str:
 
     contents = {name: read_artifact(storage, run, name) for name in CAPTIONS}
     figures = {name: content for name, content in contents.items() if content is not None}
-    parts = []
+    parts = [] if MISTAKES_FILE in figures else [f"## {CAPTIONS[MISTAKES_FILE]}", "None of the test images."]
     for name, uri in fit_images(figures, MAX_IMAGE_BYTES).items():
         parts += [f"## {CAPTIONS[name]}", f"![{name}]({uri})"]
         if name == MISTAKES_FILE and (table := read_artifact(storage, run, MISTAKES_TABLE)) is not None:
@@ -55,12 +55,13 @@ def mistakes_markdown(table: Mapping[str, Any]) -> str:
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     shown = [
         [
-            *(markdown_text(row[name]) for name in ("image", "true", "predicted")),
+            *(markdown_text(row[name]) for name in ("true", "predicted")),
             f"{float(row['probability']):.2f}",
+            markdown_text(row["image"]),  # last: it may be wider than the page
         ]
         for row in rows
     ]
-    return markdown_table(["image", "true class", "predicted", "probability"], shown)
+    return markdown_table(["true class", "predicted", "probability", "image"], shown)
 
 
 def card_with_figures(card: str, figures: str, commands: Mapping[str, str] | None = None) -> str:

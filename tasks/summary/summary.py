@@ -13,12 +13,11 @@ from tasks.interval import wilson_interval
 from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, Ref, RunRef
 from tasks.report.page import commands_markdown
 from tasks.storage import Storage
+from tasks.summary import SUMMARY_FILE
 from tasks.text.markup import markdown_code, markdown_link, markdown_table, markdown_text
 from tasks.tracking.evaluated import evaluated_version
 from tasks.tracking.models import PROMOTION_TAG, version_tags
 from tasks.tracking.runs import run_metrics, run_params
-
-SUMMARY_FILE = "summary.json"
 
 
 class TrainingSummary(Ref):

@@ -1,13 +1,21 @@
 """`make demo` on the digits: server, workers, both work pools and the whole DAG, twice."""
 
 import json
+import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from selenium.common.exceptions import ElementClickInterceptedException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.builders.processes import free_port, plain_environment, run_python
+from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, text_of
+from tests.builders.processes import ROOT, free_port, plain_environment, run_python
+from tests.builders.stack import running_up
 
 
 def run_demo(home: Path) -> tuple[dict, str, float]:
@@ -60,7 +68,9 @@ def test_dag_runs_from_digits_to_predictions(demo):
     assert "MLflow UI" in printed
     assert "is the champion: test accuracy" in summary["decision"]
     assert summary["decision"] in printed
-    assert "-m flows.predict_stream --tables demo-digits --model_name demo-digits" in printed
+    assert f"-m flows.predict_batch --source FOLDER --storage.home {home} --tables demo-digits" in printed
+    low, high = summary["test_interval"]
+    assert low < summary["test_accuracy"] <= high
     assert "stream        16 new images predicted, 0 errors" in printed
     for place in (
         "demo-digits/images",
@@ -89,6 +99,73 @@ def test_ranks_ran_on_the_gpu_pool_and_logged_to_the_demo(demo):
 def test_no_process_remains_after_the_demo(demo):
     """The demo stops all of its processes."""
     assert processes_of(demo[0]) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_commands_of_the_card_and_of_the_summary_run_as_they_are_printed(demo):
+    """The card's command returns the run that it reproduces; the champion predicts a folder, and nothing is renamed."""
+    home, summary, printed, _ = demo
+    (card,) = home.glob(f"artifacts/**/{summary['single']['run_id']}/artifacts/model_card.md")
+    (trained,) = re.findall(r"```sh\n(.*)\n```", card.read_text())
+    predict = summary["next"]["predict a folder"]
+    assert predict in printed
+    found = []
+    for command in (trained, predict.replace("FOLDER", str(home / "digits" / "7"))):
+        assert command.startswith(".venv/bin/python -m flows.")
+        asked = ["bash", "-c", command.replace(".venv/bin/python", sys.executable, 1)]
+        done = subprocess.run(
+            asked, cwd=ROOT, env=plain_environment(), capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    assert found[0]["run_id"] == summary["single"]["run_id"]
+    assert (found[1]["model"]["name"], found[1]["errors"]) == ("demo-digits", 0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_mistakes_are_two_clicks_behind_the_login_of_the_printed_page(demo, tmp_path):
+    """After the login of the run's page come its artifacts and the summary, where the mistakes are within a screen."""
+    home, summary, printed, _ = demo
+    (path,) = re.findall(r"Prefect UI  http://[^/]+(/runs/flow-run/\S+)", printed)
+    with running_up(home) as up, chromium() as page:
+        wait = WebDriverWait(page, WAIT_SECONDS)
+        page.get(f"{up.url}/login?redirect={path}")
+        log_in(page, up.auth)
+        for link in (
+            "//li[normalize-space(.)='Artifacts']",
+            "//a[contains(., 'summary')][contains(@href, 'artifact')]",
+        ):
+            found = wait.until(lambda shown, link=link: shown.find_element(By.XPATH, link))
+            page.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+            wait.until(lambda _shown, found=found: clicked(found))
+        title = wait.until(
+            lambda shown: shown.find_element(By.XPATH, "//h2[contains(., 'Which images it gets wrong')]")
+        )
+        page.save_screenshot(str(tmp_path / "summary.png"))
+        assert title.rect["y"] < 2 * 900
+        assert page.find_element(By.TAG_NAME, "h1").text.startswith("demo-digits version 1, test accuracy")
+        shown = {image.get_attribute("alt"): image for image in page.find_elements(By.TAG_NAME, "img")}
+        assert {"test_confusion.png", "learning_curves.png", "train_images.png"} <= shown.keys()
+        assert ("test_mistakes.png" in shown) == (summary["test_accuracy"] < 1)
+        for image in shown.values():
+            wait.until(
+                lambda loaded, image=image: loaded.execute_script("return arguments[0].naturalWidth", image) > 100
+            )
+        text = text_of(page)
+        for command in summary["next"].values():
+            assert command in text
+        assert f"{up.url}/artifacts/key/summary" in "".join(up.printed)
+
+
+def clicked(found) -> bool:
+    """Click an element unless a message is in front of it; return whether it was clicked."""
+    try:
+        found.click()
+    except ElementClickInterceptedException:
+        return False
+    return True
 
 
 @pytest.mark.long

@@ -51,7 +51,7 @@ def test_served_and_scheduled_is_the_model_of_the_run() -> None:
     found = next_commands(STORAGE, "lakevision-cats", {})
     assert "MLFLOW_TRACKING_URI='sqlite:////data/my photos/mlflow.db' mlflow models serve" in found["serve"]
     assert "--model-uri models:/lakevision-cats@champion" in found["serve"]
-    words = shlex.split(found["schedule"])
+    words = shlex.split(found["schedule (make up)"])
     config = PredictRun.model_validate(json.loads(words[words.index("--params") + 1])["config"])
     assert (config.promote.model_name, config.predict.source) == ("lakevision-cats", "FOLDER")
     assert resolve_storage(config.storage) == STORAGE

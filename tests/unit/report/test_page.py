@@ -37,7 +37,8 @@ def test_mistakes_have_whole_file_names_that_stay_literal() -> None:
     }
     (row,) = mistakes_markdown(table).splitlines()[2:]
     assert "a long name " * 19 in row
-    assert "\\[x\\](http://evil).jpg | cat | a\\|b | 0.99 |" in row
+    assert row.startswith("| cat | a\\|b | 0.99 | cat/a long name ")
+    assert row.endswith("\\[x\\](http://evil).jpg |")
 
 
 def test_commands_are_one_line_each_under_their_goal() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tasks.storage import Storage
+from tasks.summary import SUMMARY_FILE
 from tasks.summary.summary import (
-    SUMMARY_FILE,
     PipelineSummary,
     TrainingSummary,
     summary_lines,

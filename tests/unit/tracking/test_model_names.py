@@ -39,7 +39,7 @@ def test_name_has_the_folder_and_only_characters_that_mlflow_accepts(source: str
 
 
 def test_name_follows_from_the_folder_alone_and_is_the_same_in_every_home() -> None:
-    """Where the folder is, and which table has its images, does not matter; names in other scripts are distinct."""
+    """The place of the folder and the table of its images do not matter; names in other scripts are distinct."""
     assert {named("/data/photos"), named("/mnt/photos/"), named("/data/photos", "two")} == {"lakevision-photos"}
     assert named("/data/фото") != named("/data/写真")
 
