@@ -43,6 +43,8 @@ class Experiment:
     """Name of the saved view."""
     metrics: Sequence[str]
     """Metrics that the view shows as columns."""
+    params: Sequence[str] = ()
+    """Parameters that it shows after them."""
 
 
 TRAINING = Experiment(
@@ -51,6 +53,7 @@ TRAINING = Experiment(
     "`lakevision-data`.",
     view="Results",
     metrics=("best_val_accuracy", "test_accuracy", "test_macro_f1"),
+    params=("train.weights", "cache.image_size", "train.batch_size", "train.learning_rate", "data.source"),
 )
 
 DATA = Experiment(
@@ -120,6 +123,7 @@ def run_list(experiment_id: str) -> str:
 def _tags(experiment: Experiment) -> dict[str, str]:
     # Without the datasets, whose wide column would move the metrics off the screen.
     columns = ["attributes.`Models`", *(f"metrics.`{name}`" for name in experiment.metrics)]
+    columns += [f"params.`{name}`" for name in experiment.params]
     now = int(time.time() * 1000)
     # The format in which MLflow's UI saves a view: a JSON object with the state of the page as a JSON string.
     view = {

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ from selenium.common.exceptions import ElementClickInterceptedException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, text_of
+from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
 from tests.builders.processes import ROOT, free_port, plain_environment, run_python
 from tests.builders.stack import running_up
 
@@ -157,6 +158,18 @@ def test_mistakes_are_two_clicks_behind_the_login_of_the_printed_page(demo, tmp_
         for command in summary["next"].values():
             assert command in text
         assert f"{up.url}/artifacts/key/summary" in "".join(up.printed)
+
+        log_in_to_mlflow(page, up.mlflow, up.auth)
+        ids = json.dumps([summary[name]["run_id"] for name in ("single", "distributed")])
+        page.get(f"{up.mlflow}/#/compare-runs?runs={quote(ids)}&experiments=%5B%221%22%5D")
+        switch = "button[aria-label='Parameters - Show diff only']"
+        wait.until(lambda shown: shown.find_element(By.CSS_SELECTOR, switch)).click()
+        wait.until(lambda shown: "data.source" not in text_of(shown))
+        rows = [line.split("\t") for line in text_of(page).splitlines()]
+        assert ["num_ranks", "1", "2"] in rows
+        assert [
+            line.strip().removesuffix(", batch_size 64") for line in text_of(page).splitlines() if " px, " in line
+        ] == ["resnet18 16 px, from scratch", "resnet18 16 px, 2 ranks, from scratch"]
 
 
 def clicked(found) -> bool:
