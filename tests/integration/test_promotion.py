@@ -617,6 +617,15 @@ def test_champion_of_another_table_is_rejected_and_derived_names_differ(storage,
         promote_best([run, theirs], PromoteConfig(), storage)
     names = [promote_best([one], PromoteConfig(), storage).champion.name for one in (run, theirs)]
     assert names == ["lakevision-photos", "lakevision-dogs"]
+    # A table that was created again has the same name. Another folder of this name, and a model of an earlier release,
+    # have the longer one.
+    again = PHOTOS.model_copy(update={"table_id": "again"})
+    assert models.derived_model_name(again, storage) == "lakevision-photos"
+    elsewhere = PHOTOS.model_copy(update={"source": "/mnt/photos"})
+    assert models.derived_model_name(elsewhere, storage) == models.model_names(elsewhere, storage)[1]
+    earlier = models.model_names(again, storage)[1]
+    client_of(storage).create_registered_model(earlier)
+    assert models.derived_model_name(again, storage) == earlier
 
 
 def test_name_with_the_champion_of_another_table_is_rejected_before_training(source, storage, tmp_path):
