@@ -1,5 +1,6 @@
 """Settings in Prefect's form and in the command line's help."""
 
+import json
 import sys
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -23,7 +24,7 @@ from tasks.config.run import Run, SparkRun
 from tasks.config.train import TrainConfig
 from tasks.config.tune import Choices, Range, TrialRun, TuneRun
 from tasks.errors import WrongInput
-from tasks.refs import CacheRef
+from tasks.refs import CacheRef, Ref
 from tests.builders.settings_models import all_models
 
 RUNS = [model for model in all_models() if issubclass(model, Run) and model not in {Run, SparkRun}]
@@ -285,3 +286,22 @@ def test_unexpected_error_on_a_terminal_shows_no_password(
     assert ended.value.code == 1
     printed = capsys.readouterr().err
     assert "OSError: API request to http://***@127.0.0.1:9/api failed (full log: flows.log)" in printed
+
+
+def test_terminal_ends_with_the_next_commands_beside_the_json_of_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are not among the output that a program parses."""
+
+    class Result(Ref):
+        images: int
+        next: dict[str, str] = Field({}, repr=False)
+
+    monkeypatch.setattr(sys, "argv", ["flow"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("flows.pipeline", None))
+    monkeypatch.setattr("flows.command_line._route_logs", lambda _config: "flows.log")
+    run_from_command_line(lambda _config: Result(images=3, next={"serve": "mlflow models serve"}), PipelineConfig)  # type: ignore[arg-type]  # called as a flow is
+
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"images": 3}
+    assert printed.err.splitlines()[-1].split() == ["serve", "mlflow", "models", "serve"]
