@@ -108,7 +108,7 @@ def test_empty_split_is_refused(split: str) -> None:
     """A table with an empty split, whose metrics would be NaN, is refused with the name of the split."""
     rows = {"train": 80, "val": 10, "test": 10} | {split: 0}
 
-    with pytest.raises(WrongInput, match=f"'{split}' of '/tables/images' version 3"):
+    with pytest.raises(WrongInput, match=f"no image of '/tables/images' version 3 is in the split '{split}'"):
         check_content(content_of(rows=rows), TABLE)
 
 

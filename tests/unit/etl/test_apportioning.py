@@ -99,7 +99,9 @@ class Tables:
         for label, total in Counter(label for label, _ in self.images.values()).items():
             counts = Counter(split for found, split in self.images.values() if found == label)
             for split in ORDER:
-                assert abs(counts[split] - shares[split] * total) < 1
+                # One of few images may be in `val`, and one in `test`, which would have none in the whole table.
+                most = 2 if split == TRAIN and total <= 5 else 1
+                assert abs(counts[split] - shares[split] * total) < most
 
 
 def images_of(label: str, count: int, first: int = 0) -> Source:
