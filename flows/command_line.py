@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -222,8 +222,16 @@ def _drop_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
-    """Run a flow with this process's command-line options; exit with 2 on wrong input, with 1 on any other failure."""
+def run_from_command_line(
+    flow: Flow[Any, Any], model: type[Config], show: Callable[[Any, Any], str] | None = None
+) -> None:
+    """Run a flow with this process's command-line options; exit with 2 on wrong input, with 1 on any other failure.
+
+    Args:
+        flow: The flow.
+        model: Its parameters.
+        show: Returns text about result and parameters for people, which follows the JSON of the result on stderr.
+    """
     os.environ.setdefault(PROGRESS_BARS, "false")
     # Only a module run with -m has a spec; spark-submit runs a file.
     module = sys.modules["__main__"].__spec__
@@ -250,6 +258,8 @@ def run_from_command_line(flow: Flow[Any, Any], model: type[Config]) -> None:
     # Fields with one entry per image are not printed: the artifacts have them.
     long_fields = {name for name, field in type(result).model_fields.items() if not field.repr}
     print(result.model_dump_json(indent=2, exclude=long_fields), flush=True)
+    if show is not None:
+        print(f"\n{show(result, config)}", file=sys.stderr)
     # Not among the output that a program parses.
     for line in command_lines(getattr(result, "next", {})):
         print(line, file=sys.stderr)

@@ -4,6 +4,7 @@ from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.prediction import PredictRun
 from tasks.orchestration.stage import run_stage
+from tasks.predict.shown import answers_text
 from tasks.predict.task import predict_images
 from tasks.refs import PredictReport
 from tasks.storage import resolve_storage
@@ -16,4 +17,4 @@ def predict_batch(config: PredictRun = PredictRun()) -> PredictReport:
 
 
 if __name__ == "__main__":
-    run_from_command_line(predict_batch, PredictRun)
+    run_from_command_line(predict_batch, PredictRun, answers_text)

@@ -4,6 +4,7 @@ from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.prediction import StreamRun
 from tasks.orchestration.stage import run_stage
+from tasks.predict.shown import answers_text
 from tasks.refs import StreamReport
 from tasks.storage import resolve_storage
 from tasks.stream.task import predict_changes
@@ -17,4 +18,4 @@ def predict_stream(config: StreamRun = StreamRun()) -> StreamReport:
 
 
 if __name__ == "__main__":
-    run_from_command_line(predict_stream, StreamRun)
+    run_from_command_line(predict_stream, StreamRun, answers_text)

@@ -73,12 +73,33 @@ class PredictedImage(Ref):
 
     path: str
     """Path in the source, or the SHA-256 if no file is known."""
-    label: str | None
-    probability: float | None
-    error: str | None
+    label: str
+    probability: float
+    thumbnail: str = ""
+    """A small JPEG as a data URI; empty if the image cannot be shown."""
 
 
-class PredictReport(Ref):
+class FailedFile(Ref):
+    """A file without a prediction."""
+
+    path: str
+    error: str
+
+
+class Answers(Ref):
+    """The answers for all files of a table or a source, those of earlier runs included."""
+
+    csv: str = ""
+    """CSV file with all of them; empty if there was nothing to predict."""
+    num_files: int = 0
+    num_failed: int = 0
+    failed: tuple[FailedFile, ...] = ()
+    """The first failed files by path."""
+    least_confident: tuple[PredictedImage, ...] = Field((), repr=False)
+    """The images of the lowest probabilities, in ascending order."""
+
+
+class PredictReport(Answers):
     """The predictions table after a run, and what the run added to it."""
 
     predictions: TableRef
@@ -93,11 +114,9 @@ class PredictReport(Ref):
     """Table of the predicted files; None for images of a table."""
     unreadable: int = 0
     """Number of files of a source that cannot be read."""
-    least_confident: tuple[PredictedImage, ...] = Field((), repr=False)
-    """A sample of all predictions by this model: errors first, then those of the lowest probability."""
 
 
-class StreamReport(Ref):
+class StreamReport(Answers):
     """The predictions table after a run of the stream, what the run added to it, and how far the stream is behind."""
 
     predictions: TableRef

@@ -29,6 +29,11 @@ class PredictConfig(FrozenConfig):
     predictions: Url | None = Field(
         None, description="Delta table to write; empty: `predictions` beside the table `images`"
     )
+    csv: Url | None = Field(
+        None,
+        description="CSV file with the answer for each file, replaced by each run; empty: predictions.csv in the home, "
+        "or predictions-NAME.csv for tables in a folder NAME. A name without a slash is a file in the home",
+    )
     alias: str = Field(
         "champion", pattern=r"^[a-zA-Z_-]+$", description="Alias of the registered model version to predict with"
     )
@@ -75,7 +80,7 @@ class PredictRun(SparkRun):
     """Parameters of the flow `predict-batch`."""
 
     first_screen = (
-        TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "source", "predictions")}
+        TABLES | MODEL_NAME | {name: ("predict", name) for name in ("alias", "table", "source", "predictions", "csv")}
     )
 
     promote: PromoteConfig = Field(
@@ -161,7 +166,7 @@ class StreamRun(SparkRun):
     first_screen = (
         TABLES
         | MODEL_NAME
-        | {name: ("predict", name) for name in ("alias", "source")}
+        | {name: ("predict", name) for name in ("alias", "source", "csv")}
         | {"interval_seconds": ("stream", "interval_seconds")}
     )
 

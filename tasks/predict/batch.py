@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 from typing import NamedTuple
 
 from pyspark.sql import SparkSession
@@ -9,12 +10,14 @@ from pyspark.sql import SparkSession
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
+from tasks.predict.answers import table_answers
 from tasks.predict.champion import check_model, check_promoted, model_of_table, named_model
-from tasks.predict.least_confident import least_confident
 from tasks.predict.pending import PREDICTED_ARROW, pending_images
-from tasks.predict.predictions import check_paths, predicted_by, predictions_setting, write
+from tasks.predict.predictions import check_paths, csv_file, predicted_by, predictions_setting, write
+from tasks.predict.results import write_results
 from tasks.predict.scoring import score, send_package, spread, start_workers, unlearned_labels, warn_of_unlearned
 from tasks.predict.source_batch import predict_source
+from tasks.predict.thumbnails import contents_in_table
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.spark.cluster import check_file_visible, check_visible
@@ -72,7 +75,7 @@ def predict_batch(
     named = named_model(predict, promote, storage) if promote.model_name is not None and model is None else None
     path = predict.table or storage.table("images")
     predictions = predict.predictions or storage.table("predictions")
-    check_paths(path, predictions, storage)
+    check_paths(path, predictions, predict, storage)
 
     def run(spark: SparkSession | None) -> PredictReport:
         with write_access(predictions, spark), translate_disk_full(predictions, storage.home):
@@ -114,6 +117,7 @@ def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig
     written = snapshots.latest(spark, predictions)
     rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
     logger.info("%d images predicted by %s version %d%s", num, model.name, model.version, rate)
+    rows = table_answers(spark, table, model, predictions, storage)
     return PredictReport(
         predictions=written,
         model=model,
@@ -121,5 +125,5 @@ def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig
         errors=errors,
         seconds=seconds,
         unlearned=unlearned,
-        least_confident=least_confident(spark, table, written, model, storage),
+        **write_results(rows, csv_file(predict, storage), partial(contents_in_table, spark, table, storage), storage),
     )

@@ -14,8 +14,7 @@ from pyspark.sql import functions as F
 from tasks.config.prediction import PredictConfig
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict.evaluation import BATCH, load_registered
-from tasks.predict.least_confident import SHA256_ARROW
-from tasks.predict.pending import KEY, KEYS_ARROW, check_keys, contents_of
+from tasks.predict.pending import KEY, KEYS_ARROW, SHA256_ARROW, check_keys, contents_of
 from tasks.predict.predictions import DIGEST, JUDGED_ARROW, predicted_by, write
 from tasks.predict.predictor import prediction_columns
 from tasks.predict.scoring import check_settings, score, send_package, spread, start_workers

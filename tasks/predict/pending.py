@@ -11,7 +11,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 from tasks.errors import WrongInput
-from tasks.predict.least_confident import SHA256_ARROW
 from tasks.refs import TableRef
 from tasks.schema import PREDICTIONS_ARROW, PREDICTIONS_KEY, columns_of
 from tasks.spark.scratch import scratch_root
@@ -22,6 +21,7 @@ from tasks.tables.relations import Relations
 
 logger = logging.getLogger("lakevision.predict")
 
+SHA256_ARROW = pa.schema([("sha256", pa.string())])
 LABELLED_ARROW = SHA256_ARROW.append(pa.field("label", pa.string()))
 PREDICTED_ARROW = columns_of(PREDICTIONS_ARROW, *PREDICTIONS_KEY, "error")
 

@@ -1,6 +1,7 @@
 """The table of predictions: its path and columns, its rows by one model version, and the merge of new rows."""
 
 import logging
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -9,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
+from tasks.paths import absolute_url, local_path
 from tasks.refs import ModelRef
 from tasks.schema import (
     ADDED_TO_PREDICTIONS,
@@ -39,21 +41,47 @@ JUDGED_ARROW = columns_of(PREDICTIONS_ARROW, "sha256", "content_sha256", "label"
 """Columns of a prediction that a model is judged by."""
 
 
-def check_paths(path: str, predictions: str, storage: Storage) -> None:
+def check_paths(path: str, predictions: str, predict: PredictConfig, storage: Storage) -> None:
     """Check the paths of a run of inference before it starts.
 
     Args:
         path: Path or URL of the other table that it reads or writes.
         predictions: Path or URL of the table of predictions.
+        predict: Settings of inference, with the CSV file.
         storage: Storage with the home.
 
     Raises:
-        WrongInput: A table cannot have this path, or nothing can be written to the home or beside the predictions.
+        WrongInput: A table cannot have this path, or nothing can be written to the home, beside the predictions, or to
+            the CSV file.
     """
     delta.check_table_path(path)
     delta.check_table_path(predictions)
     check_writable(storage.home, "storage.home")
     check_writable(predictions, "predict.predictions")
+    if (file := csv_file(predict, storage)).is_dir():
+        raise WrongInput(
+            f"predict.csv is '{file}', a folder", setting="predict.csv", way_out="give the name of a file in it"
+        )
+    check_writable(str(file.parent), "predict.csv")
+
+
+def csv_file(predict: PredictConfig, storage: Storage) -> Path:
+    """Return the path of the CSV file with the answers.
+
+    Raises:
+        WrongInput: It is the URL of a store.
+    """
+    if not predict.csv:
+        tables = storage.tables.rstrip("/").rpartition("/")[2]
+        return Path(storage.home, "predictions.csv" if tables == "tables" else f"predictions-{tables}.csv")
+    if local_path(predict.csv) is None:
+        raise WrongInput(
+            f"predict.csv is '{predict.csv}', but it is written as a local file",
+            setting="predict.csv",
+            way_out="give a local path, or read the table of predictions in the store",
+        )
+    is_name = "/" not in predict.csv and predict.csv[0] != "~"
+    return Path(storage.home, predict.csv) if is_name else Path(absolute_url(predict.csv))
 
 
 def predictions_setting(predict: PredictConfig) -> str:

@@ -3,6 +3,9 @@
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -14,14 +17,16 @@ from tasks.config.storage import SparkConfig
 from tasks.etl.gates import is_beyond, too_many_deleted
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source
+from tasks.predict.answers import source_answers
 from tasks.predict.champion import check_promoted, model_of_images, named_model
 from tasks.predict.inputs import GoneFiles, inputs_table, pending_files, record_inputs
-from tasks.predict.least_confident import least_confident_files
-from tasks.predict.predictions import check_errors, check_paths, predictions_setting, write
+from tasks.predict.predictions import check_errors, check_paths, csv_file, predictions_setting, write
+from tasks.predict.results import write_results
 from tasks.predict.scoring import SentModel, prediction_rows, send_package, start_workers, with_predictions
 from tasks.predict.source import SETTING, ListedSource, list_source, read_files
+from tasks.predict.thumbnails import contents_in_source
 from tasks.progress.count import counted
-from tasks.refs import ModelRef, PredictReport
+from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import FILE_ARROW, INPUTS
 from tasks.spark.cluster import check_visible
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
@@ -77,7 +82,7 @@ def predict_source(
     chosen = model or named_model(predict, promote, storage)
     predictions = predict.predictions or storage.table("predictions")
     inputs = inputs_table(predictions)
-    check_paths(inputs, predictions, storage)
+    check_paths(inputs, predictions, predict, storage)
     own = OwnFolders.of(find_source(given, storage, SETTING), storage, SETTING, predictions)
     with keep_spark():  # The session that lists a URL also reads its files.
         source = list_source(given, inputs, storage, config, own=own)
@@ -143,7 +148,7 @@ def _predict(
         found.images, model.name, model.version, rate, found.unreadable,
     )  # fmt: skip
     table = None if recorded is None else recorded.table
-    least = () if table is None else least_confident_files(spark, source.name, table, written, model, storage)
+    answers = source_results(spark, source.location, table, predictions, model, predict, storage)
     return PredictReport(
         predictions=written,
         model=model,
@@ -152,8 +157,29 @@ def _predict(
         seconds=seconds,
         inputs=table,
         unreadable=found.unreadable,
-        least_confident=least,
+        **answers,
     )
+
+
+def source_results(
+    spark: SparkSession | None,
+    location: Path | str,
+    inputs: TableRef | None,
+    predictions: str,
+    model: ModelRef,
+    predict: PredictConfig,
+    storage: Storage,
+) -> dict[str, Any]:
+    """Write the CSV file of a source, and return the fields of `Answers`.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
+    """
+    if inputs is None:
+        return {}
+    rows = source_answers(spark, str(location), model, predictions, storage)
+    contents = partial(contents_in_source, spark, location, inputs)
+    return write_results(rows, csv_file(predict, storage), contents, storage)
 
 
 def predict_files(

@@ -3,6 +3,8 @@
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -10,11 +12,20 @@ from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import UserError, WrongInput
+from tasks.predict.answers import table_answers
 from tasks.predict.champion import check_model, model_of_table, named_model
-from tasks.predict.least_confident import SHA256_ARROW
-from tasks.predict.pending import PREDICTED_ARROW, check_images
-from tasks.predict.predictions import check_paths, create_predictions, predicted_by, predictions_setting, write
+from tasks.predict.pending import PREDICTED_ARROW, SHA256_ARROW, check_images
+from tasks.predict.predictions import (
+    check_paths,
+    create_predictions,
+    csv_file,
+    predicted_by,
+    predictions_setting,
+    write,
+)
+from tasks.predict.results import write_results
 from tasks.predict.scoring import score, start_workers, unlearned_labels, warn_of_unlearned
+from tasks.predict.thumbnails import contents_in_table
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, StreamReport, TableRef
 from tasks.spark.cluster import check_file_visible, check_visible
@@ -32,7 +43,7 @@ from tasks.stream.checkpoint import (
     remove_older,
 )
 from tasks.stream.query import ColumnsChanged, explain_failure, run_query
-from tasks.stream.run import ModelOnWorkers, ShowProgress, StreamCounts, log_end
+from tasks.stream.run import ModelOnWorkers, Paced, ShowProgress, StreamCounts, log_end
 from tasks.stream.source_stream import stream_source
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
@@ -77,7 +88,7 @@ def predict_stream(
         return stream_source(stream, predict, promote, storage, config, show)
     path = predict.table or storage.table("images")
     predictions = predict.predictions or storage.table("predictions")
-    check_paths(path, predictions, storage)
+    check_paths(path, predictions, predict, storage)
     return try_without_spark(_Run(path, predictions, stream, predict, promote, storage, show), config, storage)
 
 
@@ -94,6 +105,7 @@ class _Run:
     show: ShowProgress | None
     counts: StreamCounts = field(default_factory=StreamCounts)
     sent: ModelOnWorkers = field(default_factory=ModelOnWorkers)
+    paced: Paced = field(default_factory=Paced)
     checked: set[tuple[TableRef, ModelRef]] = field(default_factory=set)
     """Models that were checked, with the source of their table: a warning is logged once, not for each batch."""
 
@@ -117,9 +129,15 @@ class _Run:
                 self._run_query(spark, checkpoint, model, is_repetition=position.is_unfinished)
                 remove_older(checkpoint)
                 lag = measure_lag(self.path, read_position(checkpoint))
-        report = self.counts.report(snapshots.latest(spark, self.predictions), model, lag)
+        answers = self._write_results(spark, snapshots.latest(spark, self.path), self.counts.model or model)
+        report = self.counts.report(snapshots.latest(spark, self.predictions), model, lag, answers)
         log_end(report)
         return report
+
+    def _write_results(self, spark: SparkSession | None, table: TableRef, model: ModelRef) -> dict[str, Any]:
+        rows = table_answers(spark, table, model, self.predictions, self.storage)
+        contents = partial(contents_in_table, spark, table, self.storage)
+        return write_results(rows, csv_file(self.predict, self.storage), contents, self.storage)
 
     def _find(self, spark: SparkSession | None) -> tuple[TableRef, ModelRef]:
         """Return the newest version of the table, and the model version that now has the alias, checked for it."""
@@ -193,18 +211,21 @@ class _Run:
         if keys.num_rows:  # A commit that changes no rows, such as compaction, gives a batch without any.
             with write_access(self.predictions, spark), translate_disk_full(self.predictions, self.storage.home):
                 # Looked up once per batch, so that all rows of a batch are by one version.
-                table, counts.model = self._find(spark)
-                predicted = predicted_by(spark, counts.model, self.predictions, PREDICTED_ARROW, self.storage)
+                table, model = self._find(spark)
+                counts.model = model
+                predicted = predicted_by(spark, model, self.predictions, PREDICTED_ARROW, self.storage)
                 images = None
                 if is_repetition:
                     images = snapshots.version_rows(spark, table, SHA256_ARROW, scratch_root(self.storage))
                 again = self.predict.retry_errors
                 pending = pending_changes(keys, predicted, images, self.storage, retry_errors=again)
                 if num := pending.images.num_rows:
-                    self._predict_images(changes, pending, table, counts.model)
+                    self._predict_images(changes, pending, table, model)
         seconds = time.perf_counter() - began
         counts.add_batch(num, seconds)
         logger.info("batch of %d changes: %d images predicted in %.1f s", keys.num_rows, num, seconds)
+        if num and self.stream.interval_seconds is not None:
+            self.paced(lambda: self._write_results(spark, table, model))
 
     def _predict_images(self, changes: DataFrame, pending: PendingChanges, table: TableRef, model: ModelRef) -> None:
         sent = self.sent.send(changes.sparkSession, self.storage, model, self.predict)

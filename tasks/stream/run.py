@@ -1,8 +1,10 @@
 """The state of a run of a stream: the model on the workers, the results of the batches, and the report with the lag."""
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -37,6 +39,25 @@ class ModelOnWorkers:
             self.sent = send_package(spark, storage, model, predict)
             logger.info("the stream predicts with %s version %d", model.name, model.version)
         return self.sent
+
+
+@dataclass
+class Paced:
+    """Repeated work beside the batches of a stream, left out where it would take more than a tenth of the time.
+
+    Attributes:
+        due_at: Time from which on it is done again, of `time.monotonic`.
+    """
+
+    due_at: float = 0.0
+
+    def __call__(self, work: Callable[[], object]) -> None:
+        """Do the work if it is due."""
+        began = time.monotonic()
+        if began >= self.due_at:
+            work()
+            ended = time.monotonic()
+            self.due_at = ended + 9 * (ended - began)
 
 
 @dataclass(frozen=True)
@@ -86,19 +107,23 @@ class StreamCounts:
         """Return the results so far, which later batches do not change."""
         return replace(self, unlearned=set(self.unlearned))
 
-    def report(self, predictions: TableRef, model: ModelRef, lag: Lag) -> StreamReport:
+    def report(
+        self, predictions: TableRef, model: ModelRef, lag: Lag, answers: Mapping[str, Any] | None = None
+    ) -> StreamReport:
         """Return the report of a run.
 
         Args:
             predictions: The table of predictions.
             model: The model version at the start of the run.
             lag: The lag of the stream.
+            answers: Fields of `Answers`; None while the stream runs.
         """
         return StreamReport(
             predictions=predictions,
             versions_behind=lag.versions,
             files_behind=lag.files,
             seconds_behind=lag.seconds,
+            **(answers or {}),
             **vars(self) | {"model": self.model or model, "unlearned": tuple(sorted(self.unlearned))},
         )
 

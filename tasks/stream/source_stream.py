@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -21,7 +22,7 @@ from tasks.predict.inputs import inputs_table, pending_files
 from tasks.predict.predictions import check_paths, create_predictions, predictions_setting
 from tasks.predict.scoring import start_workers
 from tasks.predict.source import SETTING, ListedSource, list_source
-from tasks.predict.source_batch import log_model, predict_files
+from tasks.predict.source_batch import log_model, predict_files, source_results
 from tasks.refs import ModelRef, StreamReport
 from tasks.schema import FILE_ARROW, TO_PREDICT_ARROW
 from tasks.spark.cluster import check_visible
@@ -29,7 +30,7 @@ from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
 from tasks.stream.checkpoint import checkpoint_root, open_checkpoint, remove_older
 from tasks.stream.processed_files import ProcessedFiles, age_of_oldest, batches_of
-from tasks.stream.run import Lag, ModelOnWorkers, ShowProgress, StreamCounts, log_end
+from tasks.stream.run import Lag, ModelOnWorkers, Paced, ShowProgress, StreamCounts, log_end
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables import snapshots
@@ -66,7 +67,7 @@ def stream_source(
     assert predict.source
     predictions = predict.predictions or storage.table("predictions")
     inputs = inputs_table(predictions)
-    check_paths(inputs, predictions, storage)
+    check_paths(inputs, predictions, predict, storage)
     location = find_source(predict.source, storage, SETTING)
     own = OwnFolders.of(location, storage, SETTING, predictions)
     run = _Run(location, inputs, predictions, stream, predict, promote, storage, config, show, own)
@@ -92,6 +93,7 @@ class _Run:
     own: OwnFolders
     counts: StreamCounts = field(default_factory=StreamCounts)
     sent: ModelOnWorkers = field(default_factory=ModelOnWorkers)
+    paced: Paced = field(default_factory=Paced)
     logged: set[ModelRef] = field(default_factory=set)
     """Models that were logged with what they were trained on: once, and not for each batch."""
 
@@ -115,9 +117,15 @@ class _Run:
                 _sleep(self.stream.interval_seconds)
                 self._process_new(spark, processed)
             lag = self._lag(processed) if has_processed else Lag(0, 0.0)
-        report = self.counts.report(snapshots.latest(spark, self.predictions), model, lag)
+            answers = self._write_results(spark, self.counts.model or model)
+        report = self.counts.report(snapshots.latest(spark, self.predictions), model, lag, answers)
         log_end(report)
         return report
+
+    def _write_results(self, spark: SparkSession | None, model: ModelRef) -> dict[str, Any]:
+        inputs = snapshots.newest_snapshot(spark, self.inputs)
+        table = None if inputs is None else inputs.table
+        return source_results(spark, self.location, table, self.predictions, model, self.predict, self.storage)
 
     def _find(self, spark: SparkSession | None) -> ModelRef:
         """Return the model version that now has the alias."""
@@ -152,6 +160,8 @@ class _Run:
                 left -= files.num_rows
                 if left:  # The last batch is recorded with the listing.
                     processed.add_batch(files, gone)
+                if self.stream.interval_seconds is not None:
+                    self.paced(lambda: self._write_results(spark, self.counts.model or model))
                 lag = Lag(0, seconds if left else 0.0, left)
                 if self.show is not None:
                     self.show(partial(self.counts.copy().report, written, model, lag))

@@ -13,6 +13,7 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.orchestration.progress_artifacts import LatestWriter
 from tasks.orchestration.stage import skipped, stage
+from tasks.predict.task import publish_predictions
 from tasks.refs import StreamReport
 from tasks.storage import Storage
 from tasks.stream.predict import predict_stream
@@ -36,6 +37,7 @@ def predict_changes(
     finally:
         writer.end()
     artifact.write("stream", lambda: report)
+    publish_predictions(report)
     return report if report.batches else skipped(report, "nothing has changed since the last run")
 
 

@@ -27,7 +27,7 @@ from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict import source_batch
-from tasks.predict.answers import source_answers
+from tasks.predict.answers import champion_answers
 from tasks.predict.source_batch import predict_source
 from tasks.registry.promote import promote_best
 from tasks.spark.file_systems import FEW_RETRIES, LOG_STORE, OWN_LOG_STORE, conditional_log_store, has_other_log_store
@@ -246,8 +246,9 @@ def test_objects_are_predicted_without_a_table(spark, storage, bucket, tmp_path,
     settings = PredictConfig(source="s3a://photos/")
     report = predict_source(settings, promote, storage, SparkConfig())
     assert (report.predicted, report.errors, report.unreadable) == (21, 2, 0)
-    rows = pa.Table.from_batches(source_answers(storage, settings, promote))
+    rows = champion_answers(storage.home, source="s3a://photos/", model_name="photos").read_all()
     answers = {row["path"]: row for row in rows.to_pylist()}
+    assert len([image for image in report.least_confident if image.thumbnail]) == 19
     files = {file.relative_to(bucket).as_posix(): file.read_bytes() for file in bucket.rglob("*") if file.is_file()}
     assert answers.keys() == files.keys()
     direct = ImageClassifier.load(tmp_path / "classifier-1").predict(list(files.values()))

@@ -52,7 +52,7 @@ from tasks.orchestration.progress_artifacts import progress_artifacts
 from tasks.orchestration.stage import run_stage, stage
 from tasks.predict.task import publish_predictions
 from tasks.progress.count import advance, counted
-from tasks.refs import EtlReport, ModelRef, PredictedImage, PredictReport, RunRef, StreamReport, TableRef
+from tasks.refs import EtlReport, FailedFile, ModelRef, PredictedImage, PredictReport, RunRef, StreamReport, TableRef
 from tasks.report.page import MAX_IMAGE_BYTES
 from tasks.report.task import publish_run
 from tasks.storage import Storage
@@ -576,6 +576,9 @@ def test_training_run_publishes_classes_and_model_card(storage):
     assert f"/runs/{run.run_id}?workflowType=machine_learning)" in data["shown-model-card"]
 
 
+PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
+
+
 def test_predictions_are_published_and_file_names_and_labels_are_escaped():
     """The UI renders tables as Markdown, in which file names and labels must stay plain text."""
     report = PredictReport(
@@ -587,27 +590,34 @@ def test_predictions_are_published_and_file_names_and_labels_are_escaped():
         inputs=TableRef(path="/tables/inputs", version=1),
         unreadable=3,
         least_confident=(
-            PredictedImage(path="cat/[x](javascript:1).png", label=None, probability=None, error="not_an_image: <b>"),
-            PredictedImage(path="dog/2.png", label="![](http://a)", probability=0.51234, error=None),
+            PredictedImage(path="dog/2.png", label="![](http://a)", probability=0.51234, thumbnail=PIXEL),
         ),
+        csv="/home/predictions.csv",
+        num_files=2,
+        num_failed=1,
+        failed=(FailedFile(path="cat/[x](javascript:1).png", error="not_an_image: <b>"),),
     )
     state = flow(lambda: publish_predictions(report), name="predictions")(return_state=True)
     with get_client(sync_client=True) as client:
         wanted = {"flow_run_id": {"any_": [state.state_details.flow_run_id]}}
         (artifact,) = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(wanted))
     assert artifact.key == "predictions"
-    assert (
-        "photos version 3, errors first; all predictions are in `/tables/predictions` version 2" in artifact.description
-    )
+    assert "photos version 3; all predictions are in `/tables/predictions` version 2" in artifact.description
     assert artifact.description.endswith("version 2, their files in `/tables/inputs`. 3 files cannot be read")
-    assert json.loads(artifact.data) == [
-        {
-            "path": r"cat/\[x\](javascript:1).png",
-            "label": "",
-            "probability": "",
-            "error": r"not_an_image: \<b\>",
-        },
-        {"path": "dog/2.png", "label": r"!\[\](http://a)", "probability": "0.5123", "error": ""},
+    assert artifact.data.splitlines() == [
+        "2 files, 1 of them failed: `/home/predictions.csv` has a row for each.",
+        "",
+        "## Least sure",
+        "",
+        "| image | label | probability | file |",
+        "| --- | --- | --- | --- |",
+        rf"| ![]({PIXEL}) | !\[\](http://a) | 0.5123 | dog/2.png |",
+        "",
+        "## Failed: 1",
+        "",
+        "| file | error |",
+        "| --- | --- |",
+        r"| cat/\[x\](javascript:1).png | not_an_image: \<b\> |",
     ]
 
 

@@ -1,6 +1,9 @@
 """Runs with nothing to do, which start no Spark and succeed without Java."""
 
+import json
 from pathlib import Path
+
+import pandas as pd
 
 from tasks.config.etl import EtlConfig
 from tasks.config.promotion import PromoteConfig
@@ -29,6 +32,21 @@ print("files", files.predicted, files.inputs.version)
 """
 
 
+def check_terminal(stdout: str, stderr: str, home: str, options: tuple[str, ...]) -> None:
+    """Check that the JSON is on stdout, and the least sure images, the CSV file and the next command end stderr."""
+    report = json.loads(stdout)
+    assert (report["csv"], report["num_files"], report["failed"]) == (f"{home}/predictions.csv", 60, [])
+    assert len(pd.read_csv(report["csv"])) == 60
+    lines = stderr.rstrip().split("Least sure, by ")[1].splitlines()
+    assert len(lines) == 1 + 1 + 20 + 1 + 2
+    probabilities = [float(line.split()[0]) for line in lines[2:22]]
+    assert probabilities == sorted(probabilities)
+    assert lines[-2] == f"all answers  {home}/predictions.csv (60 files, 0 of them failed)"
+    _source, source, _home, _ = options
+    command = f"-m flows.predict_stream --storage.home {home} --predict.source {source} --interval_seconds 30"
+    assert lines[-1] == f"next         .venv/bin/python {command}   (new images as they come)"
+
+
 def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tmp_path):
     """Unchanged inputs need no Java; with a new image the run asks for Java before it changes anything."""
     ingest_images(EtlConfig(source=str(source)), storage, SparkConfig())
@@ -39,6 +57,9 @@ def test_ingesting_and_predicting_again_needs_no_java(spark, source, storage, tm
     environment = plain_environment(JAVA_HOME=str(tmp_path / "nowhere"))
     done = run_python(*arguments, environment=environment, timeout=240)
     assert done.stdout.splitlines() == ["changed False", "predicted 0", "files 0 0"], done.stderr
+    options = ("--source", str(source), "--storage.home", storage.home)
+    ended = run_python("-m", "flows.predict_batch", *options, environment=environment, timeout=240)
+    check_terminal(ended.stdout, ended.stderr, storage.home, options)
     marker = Path(storage.table("files"), "_delta_log", "_unfinished-0-dead")
     marker.touch()
     done = run_python(*arguments, environment=environment, timeout=240)

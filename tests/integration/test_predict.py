@@ -119,7 +119,7 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
     assert len(shown) == 20
     for image in shown:
         (direct,) = ImageClassifier.load(tmp_path / "classifier-1").predict([(source / image.path).read_bytes()])
-        assert (image.label, image.error) == (direct.label, None)
+        assert (image.label, image.thumbnail[:22]) == (direct.label, "data:image/jpeg;base64")
         assert image.probability == pytest.approx(direct.probability, rel=1e-4)
     rows = rows_of(storage.table("predictions"))
     contents = {row["sha256"]: row["content"] for row in rows_of(storage.table("images"))}
@@ -130,6 +130,7 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
     assert shown[0].probability == min(row["probability"] for row in rows)
     again = predict(storage)
     assert (again.predicted, again.predictions, again.least_confident) == (0, report.predictions, shown)
+    assert (again.csv, again.num_files, again.num_failed) == (f"{storage.home}/predictions.csv", 61, 0)
     check_answers(storage, source, {row["sha256"]: (row["label"], row["probability"]) for row in rows})
     feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
     assert feed.load(storage.table("predictions")).count() == 60
@@ -137,7 +138,7 @@ def test_batch_predictions_equal_direct_ones_and_a_second_run_predicts_nothing(
 
 def check_answers(storage, source, predicted):
     """Check that each file has the answer for its content, and that an image without a prediction has none."""
-    answers = pa.Table.from_batches(champion_answers(storage, PredictConfig(), PromoteConfig())).to_pylist()
+    answers = champion_answers(storage.home).read_all().to_pylist()
     files = {str(file.relative_to(source)): file for file in source.glob("*/*.png")}
     assert sorted(row["path"] for row in answers) == sorted(files)
     assert len(answers) == 61
@@ -146,8 +147,7 @@ def check_answers(storage, source, predicted):
         assert row["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
         assert (row["label"], row["error"], row["model_version"]) == (file.parent.name, None, 1)
         assert (row["predicted"], row["probability"]) == predicted[row["sha256"]]
-    other = PredictConfig(predictions=f"{storage.home}/nothing")
-    unpredicted = pa.Table.from_batches(champion_answers(storage, other, PromoteConfig())).to_pylist()
+    unpredicted = champion_answers(storage.home, predictions=f"{storage.home}/nothing").read_all().to_pylist()
     assert {(row["predicted"], row["model_version"]) for row in unpredicted} == {(None, None)}
 
 
@@ -200,8 +200,9 @@ def test_row_that_cannot_be_decoded_gets_an_error_and_a_new_version_predicts_all
     messages = messages_of("lakevision.predict")
     assert any(line.startswith("photos version 1 was trained without violet of '") for line in messages)
     assert any(line.startswith("1 rows of ") for line in messages)
-    assert [(image.path, image.label is None) for image in report.least_confident] == [("bad", True), ("good", False)]
-    assert "not_an_image" in report.least_confident[0].error
+    assert [(image.path, bool(image.thumbnail)) for image in report.least_confident] == [("good", True)]
+    assert [file.path for file in report.failed] == ["bad"]
+    assert "not_an_image" in report.failed[0].error
     better = log_run(storage, tmp_path, seed=2, accuracy=0.9)
     assert promote([run, better], storage, "photos").run_id == better.run_id
     ended = note_ended_tasks(monkeypatch)

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import deltalake
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -21,7 +22,7 @@ from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
 from tasks.predict import source_batch
-from tasks.predict.answers import FILE_ANSWERS_ARROW, source_answers
+from tasks.predict.answers import champion_answers
 from tasks.registry.promote import promote_best
 from tasks.tables.snapshots import latest
 from tests.builders.delta_rows import data_files, delta_rows
@@ -37,9 +38,8 @@ def predict_files(source, storage, model_name="photos", **settings):
 
 
 def answers_of(source, storage, model_name="photos"):
-    """Return the rows of `source_answers` by path."""
-    settings = PredictConfig(source=str(source)), PromoteConfig(model_name=model_name)
-    rows = pa.Table.from_batches(source_answers(storage, *settings), FILE_ANSWERS_ARROW).to_pylist()
+    """Return the champion's answers by path."""
+    rows = champion_answers(storage.home, source=str(source), model_name=model_name).read_all().to_pylist()
     assert len({row["path"] for row in rows}) == len(rows)
     return {row["path"]: row for row in rows}
 
@@ -93,16 +93,19 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
         assert row["probability"] == (None if direct.error else pytest.approx(direct.probability, rel=1e-4))
     for path, (_, reason) in BROKEN.items():
         assert answers[path]["error"].startswith(reason)
-    shown = [image.path for image in report.least_confident]
-    assert shown[:2] == sorted(UNREADABLE)
-    assert set(shown[2:7]) == BROKEN.keys()
-    assert set(shown[7:]) == GOOD.keys() - {"copies/one.png", "copies/'; two.png"}
+    assert {image.path for image in report.least_confident if image.thumbnail} == GOOD.keys() - {
+        "copies/one.png",
+        "copies/'; two.png",
+    }
+    table = pd.read_csv(report.csv, keep_default_na=False).set_index("path")
+    assert {path: row["error"] or None for path, row in answers.items()} == {
+        path: error or None for path, error in table["error"].items()
+    }
+    assert {file.path: file.error for file in report.failed} == {
+        path: row["error"] for path, row in answers.items() if row["error"]
+    }
     assert Counter(row["sha256"] for row in predictions_of(storage)).most_common(1)[0][1] == 1
     assert all(row["content_sha256"] == row["sha256"] for row in predictions_of(storage))
-
-    with pytest.raises(WrongInput) as refused:
-        answers_of("", storage)
-    assert refused.value.setting == "predict.source"
 
     # Unreadable files are tried again by each run, and nothing is committed.
     assert (predict_files(folder, storage).predicted, versions(storage)) == (0, (0, 0))

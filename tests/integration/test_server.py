@@ -29,11 +29,15 @@ from deployments.stack.serving import listen
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import invalid_settings
+from tasks.predict.shown import answers_markdown
+from tasks.predict.thumbnails import SIDE, thumbnail
+from tasks.refs import FailedFile, ModelRef, PredictedImage, PredictReport, TableRef
 from tasks.registry.promote import promote_best
 from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
 from tests.builders.delta_rows import delta_rows
 from tests.builders.etl_and_cache import make_storage
 from tests.builders.hand_made_cache import hand_made_cache
+from tests.builders.image_bytes import encoded, noise
 from tests.builders.killed_streams import is_in_batch
 from tests.builders.prefect_databases import home_with_databases
 from tests.builders.processes import free_port, rank_processes, run_python, server_errors
@@ -374,6 +378,32 @@ def test_form_shows_common_settings_first(stack, api, interface):
         wait.until(lambda page: message in text_of(page))
         # The digits' tables accept no other source: photos have their own tables, which the form shows.
         assert find_field(browser, "Tables").get_attribute("value") == "photos-tables"
+
+
+@pytest.mark.parametrize("interface", ["", "/v2"], ids=["first", "second"])
+def test_page_of_predictions_shows_thumbnails_and_literal_names(stack, api, interface):
+    """Each least sure image is drawn in its row, and the failed files follow."""
+    image = PredictedImage(
+        path="cat/1.png", label="<b>cat</b>", probability=0.5, thumbnail=thumbnail(encoded(noise(200, 100)))
+    )
+    report = PredictReport(
+        predictions=TableRef(path="/tables/predictions", version=2), model=ModelRef(name="m", version=1, run_id="r"),
+        predicted=1, errors=1, seconds=1.0, csv="/home/predictions.csv", num_files=2, num_failed=1,
+        failed=(FailedFile(path="bad![](x).png", error="not_an_image: x"),), least_confident=(image,),
+    )  # fmt: skip
+    artifact = {"key": "predictions", "type": "markdown", "data": answers_markdown(report)}
+    created = api.post("/artifacts/", json=artifact).raise_for_status().json()["id"]
+    with chromium() as browser:
+        wait = WebDriverWait(browser, WAIT_SECONDS)
+        browser.get(f"{stack.url}/login")
+        log_in(browser, stack.auth_string)
+        wait.until(lambda page: not page.current_url.endswith("/login"))
+        browser.get(f"{stack.url}{interface}/artifacts/artifact/{created}")
+        (shown,) = wait.until(lambda page: page.find_elements(By.CSS_SELECTOR, "td img"))
+        wait.until(lambda page: page.execute_script("return arguments[0].naturalWidth", shown) == SIDE)
+        assert shown.size["width"] >= SIDE // 2
+        text = text_of(browser)
+        assert all(words in text for words in ("<b>cat</b>", "0.5000", "cat/1.png", "bad![](x).png", "not_an_image: x"))
 
 
 def form_errors(api, photos: dict, config: dict) -> dict[str, str]:
