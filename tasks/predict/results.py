@@ -1,7 +1,7 @@
 """The results of a run for people: a CSV file with the answer for each file, failed files, the least sure images."""
 
 import logging
-import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,9 @@ from pyarrow.csv import CSVWriter
 from tasks.predict.answers import AnswerRows
 from tasks.predict.thumbnails import thumbnail
 from tasks.refs import Answers, FailedFile, PredictedImage
+from tasks.spark.scratch import Scratch, scratch_root
 from tasks.storage import Storage
+from tasks.system.disk import translate_disk_full
 
 logger = logging.getLogger("lakevision.predict")
 
@@ -79,22 +81,19 @@ def write_results(rows: AnswerRows, file: Path, contents: Contents, storage: Sto
         file: The CSV file, which is replaced.
         contents: Returns the contents of images.
         storage: Storage with the home, to which queries spill.
+
+    Raises:
+        DiskFull: A disk is full; an earlier CSV file stays.
     """
-    shown, num_marked = _Shown(), 0
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    shown = _Shown()
+    scratch = Scratch(scratch_root(storage))  # The next run removes it after a kill.
     try:
-        with partial.open("wb") as sink:
-            sink.write(BYTE_ORDER_MARK)
-            with CSVWriter(sink, _in_csv(rows.schema.empty_table(), rows).schema) as writer:
-                for batch in rows.batches(storage):
-                    shown.add(batch)
-                    cells, marked = _without_formulas(_in_csv(pa.Table.from_batches([batch]), rows))
-                    num_marked += marked
-                    writer.write_table(cells)
-        os.replace(partial, file)
+        with translate_disk_full(str(file.parent), storage.home):
+            num_marked = _write(rows, scratch.folder / "predictions.csv", shown, storage)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(scratch.folder / "predictions.csv", file)
     finally:
-        partial.unlink(missing_ok=True)
+        scratch.remove()
     logger.info("%s has a row for each of %d files, %d of them failed", file, shown.num_files, shown.num_failed)
     if num_marked:
         logger.info("%d texts in it that a spreadsheet would compute, such as =A1, begin with '", num_marked)
@@ -116,6 +115,20 @@ def write_results(rows: AnswerRows, file: Path, contents: Contents, storage: Sto
         least_confident=least,
     )
     return dict(answers)
+
+
+def _write(rows: AnswerRows, file: Path, shown: _Shown, storage: Storage) -> int:
+    """Write all answers to a new file and add them to `shown`; return the number of texts with a mark before them."""
+    num_marked = 0
+    with file.open("wb") as sink:
+        sink.write(BYTE_ORDER_MARK)
+        with CSVWriter(sink, _in_csv(rows.schema.empty_table(), rows).schema) as writer:
+            for batch in rows.batches(storage):
+                shown.add(batch)
+                cells, marked = _without_formulas(_in_csv(pa.Table.from_batches([batch]), rows))
+                num_marked += marked
+                writer.write_table(cells)
+    return num_marked
 
 
 def _in_csv(answers: pa.Table, rows: AnswerRows) -> pa.Table:
