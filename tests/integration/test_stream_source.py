@@ -157,5 +157,6 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run_stream(interval_seconds=7)
     assert (waits, reports[-1].predicted, reports[-1].files_behind) == ([7, 7, 7], 1, 0)
+    assert "late.png" in (Path(storage.home) / "predictions.csv").read_text(encoding="utf-8")
     keys = [(row["sha256"], row["model_name"], row["model_version"]) for row in local_rows(predictions).to_pylist()]
     assert len(keys) == len(set(keys))
