@@ -1,9 +1,8 @@
 """Answers as people read them: the artifact of a run with thumbnails, and the table and next command of a terminal."""
 
-import shlex
-
 from rich.cells import cell_len
 
+from tasks.commands import flow_command
 from tasks.config.prediction import PredictRun, StreamRun
 from tasks.errors import join_names
 from tasks.predict.champion import NUM_NAMED
@@ -12,8 +11,6 @@ from tasks.text.markup import markdown_code, markdown_table, markdown_text, prin
 
 NUM_FAILED_SHOWN = 20
 """Number of failed files in a terminal and on the page; the JSON of the run has more, and the CSV file all."""
-
-PYTHON = ".venv/bin/python"
 
 
 def about_answers(report: PredictReport | StreamReport) -> str:
@@ -100,10 +97,10 @@ def next_command(config: PredictRun | StreamRun) -> str:
     given.get("predict", {}).pop("table_version", None)
     given.get("predict", {}).pop("retry_errors", None)
     options = [
-        f"--{group}.{name} {shlex.quote(str(value))}"
+        text
         for group, values in given.items()
         for name, value in values.items()
         if isinstance(value, str | int | float)
+        for text in (f"--{group}.{name}", str(value))
     ]
-    options.append("--interval_seconds 30")
-    return " ".join([PYTHON, "-m flows.predict_stream", *options]) + "   (new images as they come)"
+    return f"{flow_command('predict_stream', *options, '--interval_seconds', '30')}   (new images as they come)"
