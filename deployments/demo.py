@@ -102,7 +102,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
             "freeze_backbone": frozen,
             "image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else DIGITS_IMAGE_SIZE),
             "max_epochs": 20 if own else 5,
-            "train_on": "both",
+            "train_on": "single" if own else "both",
             "tables": tables_name(options.source),
             # All tables of the digits have the same default name; a folder has its own.
             **({} if own else {"model_name": DIGITS_NAME}),
@@ -277,7 +277,7 @@ def run_stream(stack: LocalStack, tables: str, model: str) -> "StreamReport":
 
 
 def show_summary(
-    stack: LocalStack, tables: str, flow_run_id: str, stream: "StreamReport", own_tracking: str | None
+    stack: LocalStack, tables: str, flow_run_id: str, stream: "StreamReport | None", own_tracking: str | None
 ) -> None:
     """Print the summary, and the commands and URLs that show the run in the UIs.
 
@@ -285,7 +285,7 @@ def show_summary(
         stack: The stack that ran the DAG.
         tables: Name of the demo's tables.
         flow_run_id: Id of the run.
-        stream: Report of the stream.
+        stream: Report of the stream; None if it did not run.
         own_tracking: Tracking URI in the user's environment; the demo tracked into its own home instead.
     """
     from tasks.commands import command_lines
@@ -301,7 +301,11 @@ def show_summary(
     summary = PipelineSummary.model_validate_json(file.read_text())
     storage = resolve_storage(StorageConfig(home=str(stack.home)))
     print("\n" + "\n".join(summary_lines(summary)))
-    print(f"{'stream':<13} {stream.predicted} new images predicted, {stream.errors} errors")
+    if stream is not None:
+        print(f"{'stream':<13} {stream.predicted} new images predicted, {stream.errors} errors")
+        print(
+            f"{'':<13} (test images, mirrored, which the demo added to the table `{ARRIVALS}` as another program would)"
+        )
     home = "" if stack.home == Path(DEFAULT_HOME).absolute() else f"LAKEVISION_HOME={stack.home} "
     unset = "LAKEVISION_TRACKING_URI= " if own_tracking else ""
     home += "" if stack.port == PREFECT_PORT else f"LAKEVISION_PORT={stack.port} "
@@ -309,7 +313,7 @@ def show_summary(
     print(f"\nas JSON       {file}")
     print(f"in the UIs    {home}make up   (server, workers and MLflow UI until Ctrl-C; it prints the login), then")
     print(f"  Prefect UI  {stack.url}/runs/flow-run/{flow_run_id}")
-    assert summary.single is not None, "the demo trains on both"
+    assert summary.single is not None, "the demo trains in one process, on the digits with ranks as well"
     page = run_location(storage, RunRef(run_id=summary.single.run_id))
     print(f"  MLflow UI   http://{HOST}:{stack.mlflow_port}{page}")
     print(f"  all runs    http://{HOST}:{stack.mlflow_port}{runs_location(storage)}")
@@ -340,7 +344,8 @@ def main(arguments: Sequence[str]) -> int:
             os.environ.update(stack.environment)
             flow_run_id, summary = follow_run(stack, DEPLOYMENT, values)
             tables = values["config"]["tables"]
-            stream = run_stream(stack, tables, summary["model"])
+            # New images of a user are for the user to add: the printed command predicts them.
+            stream = run_stream(stack, tables, summary["model"]) if options.source == BUILTIN_DIGITS else None
             show_summary(stack, tables, flow_run_id, stream, own_tracking)
     except (ValidationError, WrongInput) as error:
         print(f"make demo: {explain(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)

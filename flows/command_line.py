@@ -1,7 +1,6 @@
 """Command line of the flows: the options and their help; each setting is an option, each input error one sentence."""
 
 import argparse
-import difflib
 import logging
 import os
 import re
@@ -26,7 +25,7 @@ from rich.console import Console
 from tasks.commands import command_lines
 from tasks.config.run import Run
 from tasks.environment import PROGRESS_BARS
-from tasks.errors import UserError, WrongInput, explain, loggable
+from tasks.errors import UserError, WrongInput, explain, loggable, similar_names
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
 from tasks.system.home import check_home, make_home, rotate
@@ -106,8 +105,8 @@ class Options:
         if not wrong.startswith("--"):
             raise WrongInput(f"unexpected argument '{wrong}'", way_out=f"{HELP_ALL} lists the options")
         close = [name for name in self._names if _field(name) == _field(wrong)]
-        close = close or difflib.get_close_matches(wrong, self._names, n=3, cutoff=0.7)
-        advice = f"did you mean {' or '.join(close)}?" if close else f"{HELP_ALL} lists the options"
+        listed = f"{HELP_ALL} lists the options"
+        advice = f"did you mean {' or '.join(close)}?" if close else similar_names(wrong, self._names, listed)
         raise WrongInput(f"unknown option '{wrong}'", way_out=advice)
 
     def _described(self, name: str, text: str) -> str:

@@ -16,6 +16,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.callables import get_call_parameters
 from pydantic import BaseModel, ValidationError
 
+from tasks.checks.given import check_given
 from tasks.config.storage import StorageConfig
 from tasks.environment import prefect_url_variable, reach_this_machine_directly
 from tasks.errors import UserError, WrongInput, invalid_settings
@@ -103,8 +104,14 @@ class DagFlow(Flow[P, R]):
         storage = resolve_storage(given or StorageConfig())
         home = Path(storage.home)
         check_home(home, storage.home_entries if PREFECT_API_URL.value() else (*storage.home_entries, "prefect"))
-        with temporary_server_under(home):
-            return super().__call__(*args, **kwargs)
+        if isinstance(config, BaseModel) and FlowRunContext.get() is None:
+            check_given(config)
+        try:
+            with temporary_server_under(home):
+                return super().__call__(*args, **kwargs)
+        except UserError as error:
+            # Without Prefect's frames, which say nothing to its user; the run's log has them.
+            raise error.with_traceback(None) from None
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the validated parameters of the flow.

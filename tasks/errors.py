@@ -1,6 +1,7 @@
 """Errors for users, whose one-line messages state what was wrong and how to continue."""
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import ValidationError
@@ -227,6 +228,12 @@ def restored_error(record: Mapping[str, Any]) -> UserError:
 def join_names(shown: Sequence[str], total: int) -> str:
     """Join the first names of `total` for a sentence, followed by the number of the others."""
     return ", ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
+
+
+def similar_names(given: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the advice for an unknown name: up to three similar known ones, or `otherwise` if none is similar."""
+    close = difflib.get_close_matches(given, sorted(known), n=3, cutoff=0.7)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 ALTERNATIVES = ("constrained-", "literal[")

@@ -9,6 +9,7 @@ from pydantic_core import CoreSchema
 
 from tasks.config.form import describe
 from tasks.config.values import check_no_control, check_text
+from tasks.errors import WrongInput, similar_names
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,16 @@ class FrozenConfig(BaseModel):
             if isinstance(text, str):
                 check_text(text)
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suggest_names(cls, values: Any) -> Any:
+        """Refuse an unknown name that resembles a setting's; any other is refused with the other errors."""
+        known = {*cls.model_fields, *getattr(cls, "first_screen", ())}
+        for name in (set(map(str, values)) - known) if isinstance(values, Mapping) else ():
+            if advice := similar_names(name, known, ""):
+                raise WrongInput(f"{name} is not a setting", setting=name, way_out=advice)
+        return values
 
     @model_validator(mode="before")
     @classmethod

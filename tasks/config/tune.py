@@ -13,7 +13,7 @@ from tasks.config.frozen import FrozenConfig, hashed_settings
 from tasks.config.run import TABLES
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import Epochs, RunId, Seconds
-from tasks.errors import WrongInput, explain
+from tasks.errors import WrongInput, explain, similar_names
 
 NOT_SEARCHED = {
     "monitor": "trials are compared by it",
@@ -195,7 +195,7 @@ def _check_setting(name: str, space: Space) -> None:
         raise WrongInput(
             f"tune.search has '{name}', which is not a setting of train",
             setting="tune.search",
-            way_out="check its spelling, or remove it",
+            way_out=similar_names(name, TrainConfig.model_fields, "check its spelling, or remove it"),
         )
     if name in NOT_SEARCHED:
         raise WrongInput(

@@ -1,15 +1,20 @@
 """Names of networks and of their pretrained weights, without an import of torch until needed."""
 
+import re
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, similar_names
 from tasks.model_package.description import file_sha256
 from tasks.paths import expand_user
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
+
+_REGISTERED = re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
+"""A function that torchvision registers as a model under its own name."""
 
 
 def weights_digest(name: str, weights: str) -> str:
@@ -43,15 +48,41 @@ def check_model_name(name: str) -> None:
     Raises:
         WrongInput: It is not; the message tells how to list the classifiers.
     """
-    import torchvision
-
-    if name not in torchvision.models.list_models(module=torchvision.models):
+    if name not in (known := classifier_names()):
+        listed = (
+            "choose one of torchvision.models.list_models(module=torchvision.models), e.g. mobilenet_v2 or resnet18"
+        )
         raise WrongInput(
             f"train.model is '{name}', which is not a torchvision classifier",
             setting="train.model",
-            way_out="choose one of torchvision.models.list_models(module=torchvision.models), e.g. mobilenet_v2 or "
-            "resnet18",
+            way_out=similar_names(name, known, listed),
         )
+
+
+@lru_cache
+def classifier_names() -> frozenset[str]:
+    """Return the names of torchvision's classifiers, read from its sources: its import takes seconds."""
+    found = find_spec("torchvision")
+    assert found is not None, "torchvision is a dependency"
+    assert found.origin is not None, "it is a package with files"
+    sources = (Path(found.origin).parent / "models").glob("*.py")
+    return frozenset(name for file in sources for name in _REGISTERED.findall(file.read_text(encoding="utf-8")))
+
+
+def check_weights_file(weights: str) -> Path:
+    """Return the path of a state dict.
+
+    Raises:
+        WrongInput: It is not a file.
+    """
+    path = expand_user(Path(weights))
+    if not path.is_file():
+        raise WrongInput(
+            f"train.weights is '{weights}', which is not a file",
+            setting="train.weights",
+            way_out="give none, DEFAULT, or the path of a state dict",
+        )
+    return path
 
 
 def default_weights(name: str) -> "WeightsEnum":

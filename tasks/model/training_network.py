@@ -11,9 +11,8 @@ from torch import nn
 
 from tasks.errors import WrongInput
 from tasks.model.depthwise import speed_up_depthwise
-from tasks.model.pretrained import check_model_name, default_weights, weights_digest
+from tasks.model.pretrained import check_model_name, check_weights_file, default_weights, weights_digest
 from tasks.model_package.network import AUXILIARY, ImageNetwork, last_layer, replace_head, torchvision_network
-from tasks.paths import expand_user
 
 logger = logging.getLogger("lakevision.train")
 
@@ -98,13 +97,7 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
         return None
     if weights == "DEFAULT":
         return _load_default(name)
-    path = expand_user(Path(weights))
-    if not path.is_file():
-        raise WrongInput(
-            f"train.weights is '{weights}', which is not a file",
-            setting="train.weights",
-            way_out="give none, DEFAULT, or the path of a state dict",
-        )
+    path = check_weights_file(weights)
     try:
         # weights_only: a state dict is data, and an untrusted file must not run code.
         state = torch.load(path, map_location="cpu", weights_only=True)

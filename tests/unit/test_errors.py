@@ -31,7 +31,11 @@ def test_field_of_a_stage_is_named_by_its_path() -> None:
 
 def test_unknown_setting_is_named_with_the_way_out() -> None:
     """A misspelled name is not silently ignored, and the message says what to do."""
-    assert sentence(EtlConfig, {"sorce": "/x"}) == "sorce is not a setting: remove it or check its spelling"
+    assert sentence(EtlConfig, {"sorce": "/x"}) == "sorce is not a setting: did you mean source?"
+    assert sentence(EtlConfig, {"x": 1}) == "x is not a setting: remove it or check its spelling"
+    assert sentence(PipelineConfig, {"sorce": "/x"}) == "sorce is not a setting: did you mean source?"
+    batch = sentence(PipelineConfig, {"train": {"batchsize": 8}})
+    assert batch == "train: batchsize is not a setting: did you mean batch_size?"
 
 
 def test_message_of_a_rule_across_fields_is_unchanged() -> None:

@@ -70,6 +70,12 @@ def test_model_of_the_demo_is_not_that_of_other_tables_of_the_digits() -> None:
     assert settings("--source", "/data/photos").promote.model_name is None
 
 
+def test_demo_trains_own_photos_once() -> None:
+    """Only the digits, which take seconds, are trained in one process and with ranks."""
+    assert settings("--source", "/data/photos").train_on == "single"
+    assert settings().train_on == "both"
+
+
 def test_stream_of_the_demo_writes_to_its_tables() -> None:
     """Predictions and the position of the stream are beside the demo's table of images."""
     values = stream_parameters("/home/demo-digits/arrivals", "demo-digits", "demo-digits")
