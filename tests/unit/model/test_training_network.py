@@ -1,5 +1,6 @@
 """The network: new heads, frozen backbones, and invalid names."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -154,10 +155,18 @@ def test_inputs_are_normalized_as_by_torchvision(weights: Path) -> None:
         assert torch.allclose(classifier(images()), classifier.network(normalized), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["resnet1", "fasterrcnn_resnet50_fpn", "quantized_mobilenet_v2", ""])
-def test_unknown_model_is_refused(name: str) -> None:
-    """A name that is not a torchvision classifier is refused with a way to list the classifiers."""
-    with pytest.raises(WrongInput, match=rf"^train.model is '{name}'.*: choose one") as refused:
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("resnet1", "did you mean resnet18 or "),
+        ("fasterrcnn_resnet50_fpn", "choose one"),
+        ("quantized_mobilenet_v2", "did you mean mobilenet_v2?"),
+        ("", "choose one"),
+    ],
+)
+def test_unknown_model_is_refused(name: str, way_out: str) -> None:
+    """A name that is not a torchvision classifier is refused with similar ones, or a way to list the classifiers."""
+    with pytest.raises(WrongInput, match=rf"^train.model is '{name}'.*: {re.escape(way_out)}") as refused:
         check_model_name(name)
     assert refused.value.setting == "train.model"
 
