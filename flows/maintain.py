@@ -6,13 +6,13 @@ from tasks.config.maintenance import MaintainRun
 from tasks.maintenance.task import maintain as maintain_tables
 from tasks.orchestration.stage import run_stage
 from tasks.refs import MaintenanceReport
-from tasks.storage import resolve_storage
+from tasks.tables.chosen import chosen_tables
 
 
 @dag_flow("maintain")
 def maintain(config: MaintainRun = MaintainRun()) -> MaintenanceReport:
     """Compact and vacuum the tables, but keep every version that a registered model was trained on."""
-    return run_stage(maintain_tables, config.maintain, resolve_storage(config.storage), config.spark)
+    return run_stage(maintain_tables, config.maintain, chosen_tables(config.storage), config.spark)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,19 @@ from tasks.orchestration.stage import run_stage
 from tasks.predict.shown import answers_text
 from tasks.predict.task import predict_images
 from tasks.refs import PredictReport
-from tasks.storage import resolve_storage
+from tasks.tables.chosen import chosen_tables
 
 
 @dag_flow("predict-batch")
 def predict_batch(config: PredictRun = PredictRun()) -> PredictReport:
     """Predict every image that the champion has not predicted yet."""
-    return run_stage(predict_images, config.predict, config.promote, resolve_storage(config.storage), config.spark)
+    return run_stage(
+        predict_images,
+        config.predict,
+        config.promote,
+        chosen_tables(config.storage, config.predict.table),
+        config.spark,
+    )
 
 
 if __name__ == "__main__":

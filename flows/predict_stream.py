@@ -6,14 +6,14 @@ from tasks.config.prediction import StreamRun
 from tasks.orchestration.stage import run_stage
 from tasks.predict.shown import answers_text
 from tasks.refs import StreamReport
-from tasks.storage import resolve_storage
 from tasks.stream.task import predict_changes
+from tasks.tables.chosen import chosen_tables
 
 
 @dag_flow("predict-stream")
 def predict_stream(config: StreamRun = StreamRun()) -> StreamReport:
     """Predict the images that were added to a table or folder since the last run."""
-    storage = resolve_storage(config.storage)
+    storage = chosen_tables(config.storage, config.predict.table)
     return run_stage(predict_changes, config.stream, config.predict, config.promote, storage, config.spark)
 
 

@@ -9,13 +9,13 @@ from tasks.refs import ModelRef, RunRef
 from tasks.registry.approval import ask_user
 from tasks.registry.decision import Promotion
 from tasks.registry.task import compare_run, promote_run
-from tasks.storage import resolve_storage
+from tasks.tables.chosen import chosen_tables
 
 
 @dag_flow("promote")
 def promote(config: PromoteRun = PromoteRun()) -> ModelRef:
     """Promote the best run if it beats the current champion, and return the champion."""
-    runs, storage = [RunRef(run_id=run_id) for run_id in config.run_ids], resolve_storage(config.storage)
+    runs, storage = [RunRef(run_id=run_id) for run_id in config.run_ids], chosen_tables(config.storage)
     approval = None
     if config.promote.approval == "human":
         check_can_ask()

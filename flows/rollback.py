@@ -6,13 +6,13 @@ from tasks.config.promotion import RollbackRun
 from tasks.orchestration.stage import run_stage
 from tasks.refs import ModelRef
 from tasks.registry.task import roll_back_champion
-from tasks.storage import resolve_storage
+from tasks.tables.chosen import chosen_tables
 
 
 @dag_flow("rollback")
 def rollback(config: RollbackRun = RollbackRun()) -> ModelRef:
     """Make the previous champion the champion again, and return it."""
-    return run_stage(roll_back_champion, config.rollback, resolve_storage(config.storage), config.spark)
+    return run_stage(roll_back_champion, config.rollback, chosen_tables(config.storage), config.spark)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ class StorageConfig(FrozenConfig):
     )
     tables: Url | None = Field(
         None,
-        description="Folder or URL of the Delta tables; empty: `tables` under home. A name without a slash is a folder "
-        "under home, and ./name a folder in the current one",
+        description="Folder or URL of the Delta tables; empty: `tables` under home, or for promotion, inference and "
+        "maintenance those of the newest run there. A name without a slash is a folder under home, and ./name a folder "
+        "in the current one",
     )
     cache: Url | None = Field(None, description="Folder or URL of the training caches; empty: `cache` under home")
     artifacts: Url | None = Field(

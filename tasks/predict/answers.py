@@ -30,8 +30,9 @@ from tasks.schema import (
 )
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import try_without_spark
-from tasks.storage import Storage, resolve_storage
+from tasks.storage import Storage
 from tasks.tables import snapshots
+from tasks.tables.chosen import chosen_tables
 from tasks.tables.parquet_rows import ParquetRows
 from tasks.tables.relations import Relations
 
@@ -185,7 +186,7 @@ def champion_answers(
 
     Args:
         home: Home folder of the runs; empty: $LAKEVISION_HOME or `.lakevision`.
-        tables: Folder, URL or name of the tables, as `storage.tables`; empty: `tables` in the home.
+        tables: Folder, URL or name of the tables, as `storage.tables`; empty: those of the newest run in the home.
         source: Folder or URL that a run of inference has predicted; empty: the table `images`.
         model_name: Name of the registered model; None: the model of the table `images`.
         alias: Alias of the model version.
@@ -197,7 +198,7 @@ def champion_answers(
     Raises:
         WrongInput: A table or the model does not exist, or a table has other columns.
     """
-    storage = resolve_storage(StorageConfig(home=home or None, tables=tables or None))
+    storage = chosen_tables(StorageConfig(home=home or None, tables=tables or None))
     predict = PredictConfig(source=source or None, alias=alias, predictions=predictions or None)
     written = predict.predictions or storage.table("predictions")
 

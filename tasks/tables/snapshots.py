@@ -31,6 +31,7 @@ from tasks.refs import TableRef
 from tasks.spark.file_systems import prepare_store
 from tasks.spark.gateway import connected_jvm
 from tasks.spark.session import NeedsSpark
+from tasks.tables.chosen import tables_beside
 from tasks.tables.delta import newest_commit, with_nulls
 from tasks.tables.delta_internals import Snapshot, newest_in_log
 from tasks.tables.parquet_rows import ParquetRows, grouped, spool_rows
@@ -201,7 +202,8 @@ def latest(spark: SparkSession | None, path: str) -> TableRef:
     """
     snapshot = newest_snapshot(spark, path)
     if snapshot is None:
-        raise WrongInput(f"'{path}' is not a Delta table", way_out="run the flow etl first, or give another path")
+        way_out = tables_beside(path) or "run the flow etl with your source first, or give another path"
+        raise WrongInput(f"'{path}' is not a Delta table", way_out=way_out)
     return snapshot.table
 
 
