@@ -5,6 +5,7 @@ from urllib.parse import urlparse
 
 from pydantic import BaseModel, ConfigDict
 
+from tasks.config.prediction import PredictConfig
 from tasks.config.storage import StorageConfig
 from tasks.credentials import ShownCredential, check_url, without_credentials
 from tasks.environment import DEFAULT_HOME, artifacts_url, lakevision_home, tracking_uri
@@ -151,3 +152,22 @@ def resolve_storage(config: StorageConfig) -> Storage:
         artifacts=absolute_url(config.artifacts or _default_artifacts(home)),
         tracking=config.tracking or tracking_uri() or tracking_file(home),
     )
+
+
+def csv_file(predict: PredictConfig, storage: Storage) -> Path:
+    """Return the path of the CSV file with the answers.
+
+    Raises:
+        WrongInput: It is the URL of a store.
+    """
+    if not predict.csv:
+        tables = storage.tables.rstrip("/").rpartition("/")[2]
+        return Path(storage.home, "predictions.csv" if tables == "tables" else f"predictions-{tables}.csv")
+    if local_path(predict.csv) is None:
+        raise WrongInput(
+            f"predict.csv is '{predict.csv}', but it is written as a local file",
+            setting="predict.csv",
+            way_out="give a local path, or read the table of predictions in the store",
+        )
+    is_name = "/" not in predict.csv and predict.csv[0] != "~"
+    return Path(storage.home, predict.csv) if is_name else Path(absolute_url(predict.csv))

@@ -36,6 +36,9 @@ from tests.conftest import write_images
 
 INFERENCE = ("tasks/predict", "tasks/model_package")
 
+FOR_PEOPLE = tuple(f"tasks/predict/{name}.py" for name in ("answers", "results", "thumbnails"))
+"""Files of the results for people, which a run writes after its predictions; one reads them for themselves."""
+
 
 def walk_of_prediction(storage: Storage, folder: Path) -> Walk:
     """Return the walk of one image through inference.
@@ -62,7 +65,7 @@ def walk_of_prediction(storage: Storage, folder: Path) -> Walk:
         (on_worker,) = make_predictor(newest.name, predict, 1).func(iter([pd.Series([new.read_bytes()])]))
         assert on_worker["error"].tolist() == [None]
 
-    return walk(predict_one_image)
+    return walk(predict_one_image).without(*FOR_PEOPLE)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tasks.config.storage import SparkConfig
 from tasks.predict.answers import table_answers
 from tasks.predict.champion import check_model, check_promoted, model_of_table, named_model
 from tasks.predict.pending import PREDICTED_ARROW, pending_images
-from tasks.predict.predictions import check_paths, csv_file, predicted_by, predictions_setting, write
+from tasks.predict.predictions import check_paths, predicted_by, predictions_setting, write
 from tasks.predict.results import write_results
 from tasks.predict.scoring import score, send_package, spread, start_workers, unlearned_labels, warn_of_unlearned
 from tasks.predict.source_batch import predict_source
@@ -22,7 +22,7 @@ from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.spark.cluster import check_file_visible, check_visible
 from tasks.spark.session import NeedsSpark, try_without_spark
-from tasks.storage import Storage
+from tasks.storage import Storage, csv_file
 from tasks.system.disk import translate_disk_full
 from tasks.tables import snapshots
 from tasks.tables.writer import write_access

@@ -1,7 +1,6 @@
 """The table of predictions: its path and columns, its rows by one model version, and the merge of new rows."""
 
 import logging
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -10,7 +9,6 @@ from pyspark.sql.types import StructType
 
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput
-from tasks.paths import absolute_url, local_path
 from tasks.refs import ModelRef
 from tasks.schema import (
     ADDED_TO_PREDICTIONS,
@@ -24,7 +22,7 @@ from tasks.schema import (
 )
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark
-from tasks.storage import Storage
+from tasks.storage import Storage, csv_file
 from tasks.system.disk import check_writable
 from tasks.tables import delta, snapshots
 from tasks.tables.delta_internals import Snapshot
@@ -63,25 +61,6 @@ def check_paths(path: str, predictions: str, predict: PredictConfig, storage: St
             f"predict.csv is '{file}', a folder", setting="predict.csv", way_out="give the name of a file in it"
         )
     check_writable(str(file.parent), "predict.csv")
-
-
-def csv_file(predict: PredictConfig, storage: Storage) -> Path:
-    """Return the path of the CSV file with the answers.
-
-    Raises:
-        WrongInput: It is the URL of a store.
-    """
-    if not predict.csv:
-        tables = storage.tables.rstrip("/").rpartition("/")[2]
-        return Path(storage.home, "predictions.csv" if tables == "tables" else f"predictions-{tables}.csv")
-    if local_path(predict.csv) is None:
-        raise WrongInput(
-            f"predict.csv is '{predict.csv}', but it is written as a local file",
-            setting="predict.csv",
-            way_out="give a local path, or read the table of predictions in the store",
-        )
-    is_name = "/" not in predict.csv and predict.csv[0] != "~"
-    return Path(storage.home, predict.csv) if is_name else Path(absolute_url(predict.csv))
 
 
 def predictions_setting(predict: PredictConfig) -> str:

@@ -20,7 +20,7 @@ from tasks.etl.source import find_source
 from tasks.predict.answers import source_answers
 from tasks.predict.champion import check_promoted, model_of_images, named_model
 from tasks.predict.inputs import GoneFiles, inputs_table, pending_files, record_inputs
-from tasks.predict.predictions import check_errors, check_paths, csv_file, predictions_setting, write
+from tasks.predict.predictions import check_errors, check_paths, predictions_setting, write
 from tasks.predict.results import write_results
 from tasks.predict.scoring import SentModel, prediction_rows, send_package, start_workers, with_predictions
 from tasks.predict.source import SETTING, ListedSource, list_source, read_files
@@ -30,7 +30,7 @@ from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.schema import FILE_ARROW, INPUTS
 from tasks.spark.cluster import check_visible
 from tasks.spark.session import NeedsSpark, keep_spark, try_without_spark
-from tasks.storage import Storage
+from tasks.storage import Storage, csv_file
 from tasks.system.disk import translate_disk_full
 from tasks.tables import delta, snapshots
 from tasks.tables.writer import write_access

@@ -15,14 +15,7 @@ from tasks.errors import UserError, WrongInput
 from tasks.predict.answers import table_answers
 from tasks.predict.champion import check_model, model_of_table, named_model
 from tasks.predict.pending import PREDICTED_ARROW, SHA256_ARROW, check_images
-from tasks.predict.predictions import (
-    check_paths,
-    create_predictions,
-    csv_file,
-    predicted_by,
-    predictions_setting,
-    write,
-)
+from tasks.predict.predictions import check_paths, create_predictions, predicted_by, predictions_setting, write
 from tasks.predict.results import write_results
 from tasks.predict.scoring import score, start_workers, unlearned_labels, warn_of_unlearned
 from tasks.predict.thumbnails import contents_in_table
@@ -31,7 +24,7 @@ from tasks.refs import ModelRef, StreamReport, TableRef
 from tasks.spark.cluster import check_file_visible, check_visible
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, try_without_spark
-from tasks.storage import Storage
+from tasks.storage import Storage, csv_file
 from tasks.stream.changes import PendingChanges, changed_keys, check_feed, pending_changes, read_changes
 from tasks.stream.checkpoint import (
     RESTART,

@@ -35,6 +35,10 @@ class Walk:
         """Return the part in the files below some folders; a reader knows the other functions by their names."""
         return Walk(tuple(step for step in self.steps if step[0].startswith(tuple(f"{name}/" for name in folders))))
 
+    def without(self, *files: str) -> "Walk":
+        """Return the part in other files."""
+        return Walk(tuple(step for step in self.steps if step[0] not in files))
+
     @property
     def num_files(self) -> int:
         """Number of files that are entered."""

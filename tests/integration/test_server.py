@@ -614,7 +614,7 @@ def explanation(client, run_id):
 train = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=9000,
                     patience=1000, seed=6)
 distributed = DistributedConfig(num_ranks=2, submit_timeout_seconds=100, log_ranks="all")
-wrong = train.model_copy(update={{"model": "resnet19"}})
+wrong = train.model_copy(update={{"weights": "/etc/passwd"}})
 one_rank = distributed.model_copy(update={{"num_ranks": 1}})
 state = only_submit(TrainDistributedRun(train=wrong, distributed=one_rank), return_state=True)
 try:
@@ -628,7 +628,7 @@ with get_client(sync_client=True) as client:
     tasks = client.read_task_runs(flow_run_filter=FlowRunFilter.model_validate({{"id": {{"any_": [child.id]}}}}))
     print({{parent.state.message, child.state.message, *(run.state.message for run in tasks)}})
     link = f"/runs/flow-run/{{child.id}})"
-    print("train.model" in explanation(client, child.id), link in explanation(client, parent.id))
+    print("train.weights" in explanation(client, child.id), link in explanation(client, parent.id))
     lines = [record.message for run in (parent, child) for record in logs(client, run.id, "Finished in")]
     print(any("Traceback" in line for line in lines))
 
@@ -655,7 +655,7 @@ with get_client(sync_client=True) as client:
     raised, messages, explained, traceback, all_ranks, cancelled, errors = done.stdout.splitlines()[-7:]
     assert raised == "raised as WrongInput"
     (message,) = ast.literal_eval(messages)
-    assert message.startswith("train.model is 'resnet19', which is not a torchvision classifier")
+    assert message.startswith("train.weights is '/etc/passwd', which is not a state dict")
     assert explained == "True True"
     assert traceback == "False"
     assert all_ranks == "True"

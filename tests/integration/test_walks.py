@@ -13,5 +13,5 @@ def test_prediction_of_an_image_is_read_in_few_files(spark: SparkSession, storag
     found = walk_of_prediction(storage, tmp_path).within(*INFERENCE)
 
     assert {"tasks/predict/batch.py", "tasks/model_package/decode.py"} <= {file for file, _function in found.steps}
-    assert found.num_files <= 14, found.steps
-    assert found.num_returns <= 16, found.steps
+    assert found.num_files <= 13, found.steps
+    assert found.num_returns <= 17, found.steps

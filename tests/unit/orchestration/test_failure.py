@@ -37,7 +37,7 @@ def refused(parameters: dict[str, Any]) -> WrongInput:
     [
         ({"number": -1}, "number", "input should be greater than or equal to 0"),
         ({"number": 1}, "study", "give both for a trial, neither otherwise"),
-        ({"train": {"finetune": []}}, "train.finetune", "remove it or check its spelling"),
+        ({"train": {"finetune": []}}, "train.finetune", "did you mean fine_tune?"),
         ({"train": {"fine_tune": [{"unfreeze_from": ""}]}}, "train.fine_tune.0.unfreeze_from", "string should have at"),
         ({"train": {"weights": "none"}}, "train.freeze_backbone", "set freeze_backbone to false, or weights to"),
         ({"spark": {"conf": {"spark.executor.cores": None}}}, "spark.conf.spark.executor.cores", "input should be a"),

@@ -20,13 +20,13 @@ from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.predict import answers
 from tasks.predict.answers import champion_answers, source_answers, table_answers
-from tasks.predict.predictions import check_paths, csv_file
+from tasks.predict.predictions import check_paths
 from tasks.predict.results import BYTE_ORDER_MARK, NUM_FAILED, write_results
 from tasks.predict.shown import answers_markdown, answers_text
 from tasks.predict.thumbnails import SIDE, contents_in_source, contents_in_table
 from tasks.refs import Answers, ModelRef, PredictReport, TableRef
 from tasks.schema import FILES_ARROW, IMAGES_ARROW, INPUTS_ARROW, PREDICTIONS_ARROW
-from tasks.storage import Storage, resolve_storage
+from tasks.storage import Storage, csv_file, resolve_storage
 from tasks.tables.snapshots import latest
 
 NOON = datetime(2025, 5, 6, 12, tzinfo=UTC)
