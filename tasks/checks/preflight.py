@@ -3,6 +3,7 @@
 import glob
 import logging
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -101,10 +102,11 @@ def check_pipeline(
             logger.warning("%s", warning)
     source = prepare_source(config.etl, storage, config.spark)
     check_splits(source.listing, config.etl)
-    check_settings(config.predict, class_sizes(source.listing))
+    sizes = class_sizes(source.listing)
+    check_settings(config.predict, sizes)
     tables = [check_table_path(storage.table(name)) for name in ("images", "files")]
     if config.etl.deleted != "keep" or not any(tables):  # else tables may have images that the source has no more
-        check_listing(config, source, has_tables=any(tables))
+        check_listing(config, source, sizes, has_tables=any(tables))
     check_table_path(config.predict.predictions or storage.table("predictions"))
     if config.predict.table and not check_table_path(config.predict.table, "predict.table"):
         raise WrongInput(
@@ -126,7 +128,7 @@ def check_pipeline(
     )
 
 
-def check_listing(config: PipelineConfig, source: Source, *, has_tables: bool) -> None:
+def check_listing(config: PipelineConfig, source: Source, sizes: Counter[str], *, has_tables: bool) -> None:
     """Check all that the numbers of files say about training, before a file is read.
 
     The table will have at most as many images of each class, since ETL leaves out duplicates and unusable files.
@@ -134,12 +136,13 @@ def check_listing(config: PipelineConfig, source: Source, *, has_tables: bool) -
     Args:
         config: Settings of the DAG.
         source: The source.
+        sizes: Number of its files of each class.
         has_tables: Whether tables exist, whose images keep their split.
 
     Raises:
         WrongInput: There are too few images, in all, of a class, or for the ranks, or too few classes for the metric.
     """
-    etl, sizes = config.etl, class_sizes(source.listing)
+    etl = config.etl
     if etl.split_by in {"folder", "file"}:
         most = source.listing.counts("split")[TRAIN]
     else:

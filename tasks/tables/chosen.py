@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.config.storage import StorageConfig
+from tasks.errors import join_names
 from tasks.paths import local_path
 from tasks.storage import Storage, resolve_storage
 
@@ -44,8 +45,7 @@ def tables_beside(path: str) -> str:
     found = [folder.name for _, folder in sorted(_with_times(missing.parent.parent, missing.name), reverse=True)]
     if not found:
         return ""
-    more = f" and {len(found) - NUM_NAMED} more" if len(found) > NUM_NAMED else ""
-    return f"set storage.tables: '{missing.parent.parent}' has {', '.join(found[:NUM_NAMED])}{more}"
+    return f"set storage.tables: '{missing.parent.parent}' has {join_names(found[:NUM_NAMED], len(found))}"
 
 
 def _with_times(parent: Path, table: str) -> Iterator[tuple[int, Path]]:

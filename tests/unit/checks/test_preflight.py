@@ -17,7 +17,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.config.tune import Choices, TuneConfig, TuneRun
 from tasks.errors import WrongInput
-from tasks.etl.listing import list_images
+from tasks.etl.listing import class_sizes, list_images
 from tasks.etl.source import Source
 from tasks.model_package.serving import computes_bf16
 from tasks.refs import TableRef
@@ -68,7 +68,7 @@ def test_what_numbers_of_files_say_is_checked_before_a_file_is_read(
     config = PipelineConfig.model_validate({"train": SCRATCH, **settings})
     source = listed(tmp_path, sizes)
     with nullcontext() if message is None else pytest.raises(WrongInput, match=message):
-        check_listing(config, source, has_tables=False)
+        check_listing(config, source, class_sizes(source.listing), has_tables=False)
 
 
 def test_phase_with_an_unknown_layer_is_refused(tmp_path: Path) -> None:
