@@ -5,7 +5,6 @@ from urllib.parse import urlparse
 
 from pydantic import BaseModel, ConfigDict
 
-from tasks.config.prediction import PredictConfig
 from tasks.config.storage import StorageConfig
 from tasks.credentials import ShownCredential, check_url, without_credentials
 from tasks.environment import DEFAULT_HOME, artifacts_url, lakevision_home, tracking_uri
@@ -154,20 +153,20 @@ def resolve_storage(config: StorageConfig) -> Storage:
     )
 
 
-def csv_file(predict: PredictConfig, storage: Storage) -> Path:
-    """Return the path of the CSV file with the answers.
+def csv_file(given: str | None, storage: Storage) -> Path:
+    """Return the path of the CSV file with the answers, from the setting `predict.csv`.
 
     Raises:
         WrongInput: It is the URL of a store.
     """
-    if not predict.csv:
+    if not given:
         tables = storage.tables.rstrip("/").rpartition("/")[2]
         return Path(storage.home, "predictions.csv" if tables == "tables" else f"predictions-{tables}.csv")
-    if local_path(predict.csv) is None:
+    if local_path(given) is None:
         raise WrongInput(
-            f"predict.csv is '{predict.csv}', but it is written as a local file",
+            f"predict.csv is '{given}', but it is written as a local file",
             setting="predict.csv",
             way_out="give a local path, or read the table of predictions in the store",
         )
-    is_name = "/" not in predict.csv and predict.csv[0] != "~"
-    return Path(storage.home, predict.csv) if is_name else Path(absolute_url(predict.csv))
+    is_name = "/" not in given and given[0] != "~"
+    return Path(storage.home, given) if is_name else Path(absolute_url(given))

@@ -125,5 +125,7 @@ def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig
         errors=errors,
         seconds=seconds,
         unlearned=unlearned,
-        **write_results(rows, csv_file(predict, storage), partial(contents_in_table, spark, table, storage), storage),
+        **write_results(
+            rows, csv_file(predict.csv, storage), partial(contents_in_table, spark, table, storage), storage
+        ),
     )

@@ -56,7 +56,7 @@ def check_paths(path: str, predictions: str, predict: PredictConfig, storage: St
     delta.check_table_path(predictions)
     check_writable(storage.home, "storage.home")
     check_writable(predictions, "predict.predictions")
-    if (file := csv_file(predict, storage)).is_dir():
+    if (file := csv_file(predict.csv, storage)).is_dir():
         raise WrongInput(
             f"predict.csv is '{file}', a folder", setting="predict.csv", way_out="give the name of a file in it"
         )

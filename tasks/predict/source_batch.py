@@ -179,7 +179,7 @@ def source_results(
         return {}
     rows = source_answers(spark, str(location), model, predictions, storage)
     contents = partial(contents_in_source, spark, location, inputs)
-    return write_results(rows, csv_file(predict, storage), contents, storage)
+    return write_results(rows, csv_file(predict.csv, storage), contents, storage)
 
 
 def predict_files(

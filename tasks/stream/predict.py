@@ -130,7 +130,7 @@ class _Run:
     def _write_results(self, spark: SparkSession | None, table: TableRef, model: ModelRef) -> dict[str, Any]:
         rows = table_answers(spark, table, model, self.predictions, self.storage)
         contents = partial(contents_in_table, spark, table, self.storage)
-        return write_results(rows, csv_file(self.predict, self.storage), contents, self.storage)
+        return write_results(rows, csv_file(self.predict.csv, self.storage), contents, self.storage)
 
     def _find(self, spark: SparkSession | None) -> tuple[TableRef, ModelRef]:
         """Return the newest version of the table, and the model version that now has the alias, checked for it."""

@@ -60,7 +60,7 @@ def results_of_source(
     write(storage, "predictions", PREDICTIONS_ARROW, rows)
     found = source_answers(None, str(source), MODEL, storage.table("predictions"), storage)
     contents = partial(contents_in_source, None, source, inputs)
-    return Answers(**write_results(found, csv_file(PredictConfig(), storage), contents, storage))
+    return Answers(**write_results(found, csv_file(None, storage), contents, storage))
 
 
 def png(*colour: int) -> bytes:
@@ -257,7 +257,7 @@ def test_terminal_ends_with_table_csv_file_and_next_command(storage: Storage) ->
 def test_csv_file_is_in_the_home(storage: Storage, tables: str, given: str, expected: str) -> None:
     """Each folder of tables has a file of its own, also on a store, unless a setting names it."""
     storage = resolve_storage(StorageConfig(home=storage.home, tables=tables or None))
-    assert str(csv_file(PredictConfig(csv=given or None), storage)) == expected.format(home=storage.home)
+    assert str(csv_file(PredictConfig(csv=given or None).csv, storage)) == expected.format(home=storage.home)
 
 
 @pytest.mark.parametrize(
