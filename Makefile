@@ -43,10 +43,10 @@ beyond_core := $(filter-out $(core),$(wildcard tests/integration/test_*.py tests
 pytest := PYTHONDONTWRITEBYTECODE= $(python) -m pytest --durations=10 -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/faults
 
 test: checks  ## lint, types, unit tests, and one file of tests for each kind: ETL, cache, training, promotion, inference
-	@$(pytest) -m "not long" $(beyond_core:%=--ignore=%) tests
+	@$(pytest) -m "not long and not fault" $(beyond_core:%=--ignore=%) tests
 
-test-all: checks  ## lint, types, and all tests but tests/faults
-	@$(pytest) --junitxml=$(or $(LAKEVISION_HOME),.lakevision)/test-all.xml tests
+test-all: checks  ## lint, types, and all tests but those of `make test-faults`
+	@$(pytest) -m "not fault" --junitxml=$(or $(LAKEVISION_HOME),.lakevision)/test-all.xml tests
 
 # The archive of classes and mypy take one core and a minute each, so they run side by side.
 checks: packages
@@ -64,8 +64,12 @@ lint:  ## ruff, import rules, the prose check, hadolint, the schema of compose.y
 types:  ## mypy, strict
 	@.venv/bin/mypy
 
-test-unit test-integration test-e2e test-faults: setup  ## one folder of tests
+test-unit test-integration test-e2e: setup  ## one folder of tests
 	@$(python) -m pytest tests/$(@:test-%=%)
+
+test-faults: setup  ## tests/faults, and the tests of other folders that are marked `fault`: hours
+	@$(python) -m pytest tests/faults
+	@$(python) -m pytest -m fault tests/integration
 
 # `make test` with the DAG on the digits as its only test that is not a unit test.
 test-python:  ## set-up, lint, types, unit tests and the DAG on the digits with PYTHON=3.11 or 3.13, in a root of that Debian

@@ -95,6 +95,7 @@ def decisions(up: Up) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in ("decision", "from_version", "to_version", "approved_by")) for row in rows[1:]]
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(900)
 def test_answer_and_time_limit_decide(up: Up, runs: list[RunRef]) -> None:
     """A refusal keeps the champion, and so does a question that nobody answers in time: the run fails."""
@@ -137,6 +138,7 @@ def test_user_approves_in_the_form(up: Up, runs: list[RunRef], tmp_path: Path) -
     assert decisions(up)[-1] == ("promoted", 1, 2, "reviewer")
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(900)
 def test_answer_is_about_the_champion_that_was_shown(up: Up, runs: list[RunRef], tmp_path: Path) -> None:
     """Another version became the champion before the answer, and the results of stages are on another machine."""

@@ -122,6 +122,7 @@ def test_master_of_the_test_refuses_a_client_without_the_secret(cluster) -> None
         assert b"Expected SaslMessage" in connection.recv(4096)
 
 
+@pytest.mark.fault
 def test_ranks_on_the_executors_train_as_on_this_machine(cluster, tmp_path) -> None:
     """Each rank is started by a task of the barrier stage, the weights are those of local ranks, and none is left.
 
@@ -159,6 +160,7 @@ def test_ranks_on_the_executors_train_as_on_this_machine(cluster, tmp_path) -> N
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+@pytest.mark.fault
 def test_jvm_of_spark_submit_is_used_by_all_sessions_and_its_end_is_one_sentence(tmp_path) -> None:
     """Master and settings of spark-submit are used, and every session sends Delta's jars to its executors."""
     home, result = tmp_path / "home", tmp_path / "result.json"

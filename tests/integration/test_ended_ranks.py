@@ -55,6 +55,7 @@ def test_error_in_one_rank_ends_all_and_the_next_run_completes_it(spec: Training
     assert runs_in(spec.storage) == [(ended, "FINISHED")]
 
 
+@pytest.mark.fault
 def test_rank_that_the_kernel_kills_for_its_memory_is_told_and_the_next_run_completes_it(spec: TrainingSpec) -> None:
     """It is moved to a cgroup without memory: the error says what to change, the other rank and the MLflow run end."""
     with memory_cgroup(f"lakevision-test-{os.getpid()}", 2 * 2**20) as processes:
@@ -75,6 +76,7 @@ def test_rank_that_the_kernel_kills_for_its_memory_is_told_and_the_next_run_comp
     assert runs_in(spec.storage) == [(ended, "FINISHED")]
 
 
+@pytest.mark.fault
 def test_run_that_waits_for_a_gpu_begins_when_the_rank_that_has_it_is_killed(
     spec: TrainingSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

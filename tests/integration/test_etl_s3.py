@@ -336,6 +336,7 @@ def busy_server() -> Iterator[tuple[str, list[str]]]:
             serving.join()
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(HANG_SECONDS)
 def test_overloaded_store_is_retried_as_often_as_give_up_early_sets(spark, store, storage):
     """Hadoop's defaults would retry many times more; an overloaded store is not a user error."""

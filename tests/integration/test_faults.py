@@ -73,6 +73,7 @@ def test_full_or_read_only_disk_is_one_line_and_keeps_no_part_of_a_table(undistu
         assert disk.files_that_stay() == []
 
 
+@pytest.mark.fault
 def test_session_survives_killed_workers_and_the_next_run_stores_changed_files(undisturbed, tmp_path) -> None:
     """Of three runs in one session, the first fails, the second skips changed files, and the third has all files."""
     source, storage = shutil.copytree(undisturbed.source, tmp_path / "source"), make_storage(tmp_path / "home")
@@ -93,6 +94,7 @@ def test_session_survives_killed_workers_and_the_next_run_stores_changed_files(u
     assert leftovers(storage) == []
 
 
+@pytest.mark.fault
 def test_run_after_two_concurrent_killed_runs_equals_undisturbed_run(undisturbed, tmp_path) -> None:
     """Of two runs at once, the first loses its driver in ETL, and the second its JVM while it builds the cache."""
     storage = make_storage(tmp_path / "home")
@@ -135,6 +137,7 @@ def test_promotion_and_rollback_after_a_kill_equal_undisturbed_ones(storage, tmp
         assert state_of(storage) == state_of(expected)
 
 
+@pytest.mark.fault
 def test_inference_after_a_kill_completes_the_predictions(spark, source, storage, tmp_path, request) -> None:
     """The driver, the JVM or a Python worker is killed at a random moment; twenty moments are in tests/faults."""
     ingest_images(settings(source), storage, SPARK)
@@ -245,6 +248,7 @@ def test_run_killed_at_a_random_moment_equals_undisturbed_run(cache, storage, ma
     assert own_ranks() == []
 
 
+@pytest.mark.fault
 def test_stopped_rank_ends_all_and_the_resumed_run_equals_the_undisturbed_one(
     cache, storage, make_home, tmp_path, request
 ) -> None:

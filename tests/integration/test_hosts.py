@@ -179,6 +179,7 @@ def test_folder_that_is_not_shared_is_named(storage: Storage, tmp_path: Path, mo
     assert list(storage.checkpoints.glob(".lakevision-probe-*")) == []
 
 
+@pytest.mark.fault
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount")
 def test_hosts_without_a_shared_folder_resume_from_the_checkpoint_of_either(
     cache: CacheRef, storage: Storage, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -220,6 +221,7 @@ def test_shared_folder_is_named_where_each_host_should_have_its_own(hosts: SshHo
     assert list(storage.checkpoints.glob(".lakevision-probe-*")) == []
 
 
+@pytest.mark.fault
 def test_ranks_on_hosts_wait_for_gpus_of_their_own(
     hosts: SshHosts, storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,6 +266,7 @@ def test_lost_session_is_named_with_its_ranks(hosts: SshHosts, storage: Storage)
     assert alive == []
 
 
+@pytest.mark.fault
 def test_host_whose_connection_is_silent_is_lost_at_both_ends(hosts: SshHosts, storage: Storage) -> None:
     """As after a cut of the network, no end sees the connection closed: the agent ends its ranks, the launcher all."""
     ranks: list[psutil.Process] = []
@@ -282,6 +285,7 @@ def test_host_whose_connection_is_silent_is_lost_at_both_ends(hosts: SshHosts, s
     wait_until(lambda: processes_of(hosts) == [])
 
 
+@pytest.mark.fault
 def test_host_whose_agent_is_told_to_end_is_lost(hosts: SshHosts, storage: Storage) -> None:
     """As at a shutdown of the host: ranks that end in order, with a status of their own, are lost all the same."""
 
@@ -298,6 +302,7 @@ def test_host_whose_agent_is_told_to_end_is_lost(hosts: SshHosts, storage: Stora
     wait_until(lambda: processes_of(hosts) == [])
 
 
+@pytest.mark.fault
 def test_ranks_of_a_lost_host_start_again_on_the_other(
     hosts: SshHosts, storage: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:

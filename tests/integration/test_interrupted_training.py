@@ -134,6 +134,7 @@ def test_run_without_checkpoints_loses_no_metric(cache, storage, monkeypatch):
     assert [metric.step for metric in client.get_metric_history(run.run_id, "val_loss")] == [0, 1, 2]
 
 
+@pytest.mark.fault
 def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     """Ranks end even where their parent is killed with SIGKILL and cannot clean up."""
     spec = TrainingSpec(
@@ -165,6 +166,7 @@ def test_ranks_end_with_the_process_that_started_them(cache, storage, tmp_path):
     assert alive == []
 
 
+@pytest.mark.fault
 def test_run_that_timed_out_is_killed_and_resumes_with_more_time(cache, storage, make_home):
     """A timed-out run leaves a checkpoint and a killed MLflow run, in which the resumed run continues."""
     settings = {"batch_size": 1, "max_epochs": 10_000, "patience": 10_000, "keep_checkpoints": 20}
@@ -215,6 +217,7 @@ def after_epochs(num_epochs, storage):
     return torch.load(found, weights_only=True)
 
 
+@pytest.mark.fault
 def test_resume_without_tracking_server_fails_in_one_line_and_works_once_it_is_back(
     cache, storage, tmp_path, monkeypatch
 ):

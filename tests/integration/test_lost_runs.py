@@ -131,6 +131,7 @@ with get_client(sync_client=True) as client:
     end_worker(stack, dict(stack._processes)["worker-gpu"])
 
 
+@pytest.mark.fault
 def test_silent_run_crashes_but_not_because_the_server_was_away(stack: LocalStack) -> None:
     """After an outage longer than the silence, the automation waits for heartbeats anew; a suspended run sends none."""
     code = f"""

@@ -260,6 +260,7 @@ only_search()
     assert slots in (["1 of 2", "2 of 2"], ["1 of 2", "1 of 2"])
 
 
+@pytest.mark.fault
 def test_cancelled_trial_is_not_repeated_and_a_cancelled_search_cancels_its_trials(stack, gpu_worker, make_images):
     """The search continues with the next trial; a trial that was cancelled with the search is repeated later."""
     cache = hand_made_cache(make_images(), str(stack.home / "cache" / "of-cancelled"))
@@ -495,6 +496,7 @@ def test_valid_config_is_accepted(api, config):
     api.delete(f"/flow_runs/{answer.json()['id']}").raise_for_status()
 
 
+@pytest.mark.fault
 def test_cancelled_stream_shows_its_progress_and_leaves_no_process(stack, make_images, tmp_path, caplog, messages_of):
     """Its artifact changes while it runs, its JVM and workers end with the run, and a run that waits continues it."""
     source, storage, running = make_images(per_class=12), make_storage(stack.home), threading.Event()

@@ -64,6 +64,7 @@ def test_outage_of_the_server_is_waited_out(stack: LocalStack, tmp_path: Path) -
     assert states(stack) == {submitted_name(printed): "COMPLETED"}
 
 
+@pytest.mark.fault
 def test_cancelled_run_ends_although_its_worker_does_not_see_it(stack: LocalStack, tmp_path: Path) -> None:
     """After an outage, Prefect's worker may look for cancellations late or never; here it is stopped."""
     worker = start_worker(stack)
@@ -85,6 +86,7 @@ def test_cancelled_run_ends_although_its_worker_does_not_see_it(stack: LocalStac
     assert states(stack)[submitted_name(printed)] == "CANCELLED"
 
 
+@pytest.mark.fault
 @pytest.mark.timeout(900)
 def test_run_whose_worker_or_process_is_killed_is_lost_and_frees_its_slot(stack: LocalStack, tmp_path: Path) -> None:
     """It ends with its worker although it writes nothing. Errors say why; the pool's only slot goes to the next run."""
@@ -119,6 +121,7 @@ def test_run_whose_worker_or_process_is_killed_is_lost_and_frees_its_slot(stack:
     assert following.returncode == 0, printed
 
 
+@pytest.mark.fault
 def test_run_that_is_left_pending_is_lost_although_a_worker_polls(stack: LocalStack, tmp_path: Path) -> None:
     """A run that a dead worker had taken is given up after `start_timeout_seconds`, and frees its slot."""
     submitter = start_submitter(stack, tmp_path / "pending", 1, start_timeout_seconds=5, submit_timeout_seconds=200)
