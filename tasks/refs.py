@@ -37,6 +37,10 @@ class EtlReport(Ref):
     stored: int
     duplicates: int
     quarantined: int
+    ignored: int = 0
+    """Number of files with neither the name nor the content of an image."""
+    left_by_systems: int = 0
+    """Number of hidden files, and of files and folders that systems make."""
     read: int
     """Number of new or changed files that this run read."""
     changed: bool
@@ -93,6 +97,10 @@ class Answers(Ref):
     """CSV file with all of them; empty if there was nothing to predict."""
     num_files: int = 0
     num_failed: int = 0
+    num_ignored: int = 0
+    """Files of a source with neither the name nor the content of an image."""
+    left_by_systems: int = 0
+    """Hidden files of a source, and files and folders that systems make."""
     failed: tuple[FailedFile, ...] = ()
     """The first failed files by path."""
     least_confident: tuple[PredictedImage, ...] = Field((), repr=False)

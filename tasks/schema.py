@@ -17,7 +17,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-STORED, DUPLICATE, QUARANTINED, DELETED = "stored", "duplicate", "quarantined", "deleted"
+STORED, DUPLICATE, QUARANTINED, IGNORED, DELETED = "stored", "duplicate", "quarantined", "ignored", "deleted"
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

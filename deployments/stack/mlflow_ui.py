@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.stack.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
+from deployments.stack.pages import MLFLOW_ADDITION, WithAddition
 from deployments.stack.serving import add_address, host_names, listening_socket, serve
 from tasks.config.storage import StorageConfig
 from tasks.environment import MLFLOW_PORT, lakevision_home
@@ -160,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     except WrongInput as error:  # also a moved home that cannot be written
         print(f"mlflow_ui: {error}", file=sys.stderr)
         return 2
-    serve(Guard(app, login, hosts, options.port), listening)
+    serve(Guard(WithAddition(app, MLFLOW_ADDITION), login, hosts, options.port), listening)
     return 0
 
 

@@ -186,7 +186,15 @@ def _unchanged_images(etl: EtlConfig, source: Source, storage: Storage) -> Table
         return None
     with Relations(storage) as relations:
         keep = etl.deleted == "keep"
-        Comparison(relations, source.listing, tables.ledger, tables.existing, replaced=False, keep_deleted=keep)
+        Comparison(
+            relations,
+            source.listing,
+            tables.ledger,
+            tables.existing,
+            replaced=False,
+            keep_deleted=keep,
+            ignored=source.left.rows(),
+        )
         changed = relations.rows("SELECT count(*) FROM changed WHERE status <> 'again'")[0][0]
     return None if changed else snapshots.latest(None, storage.table("images"))
 

@@ -88,7 +88,7 @@ class EtlConfig(FrozenConfig):
     source: Url = Field(
         BUILTIN_DIGITS,
         min_length=1,
-        description=f"Folder of class folders with jpg, jpeg or png files (a path or URL), or {BUILTIN_DIGITS}",
+        description=f"Folder of class folders with images (a path or URL), or {BUILTIN_DIGITS}",
     )
     labels: LabelConfig = LabelConfig()
     stored_side: int = Field(
@@ -156,10 +156,11 @@ class EtlConfig(FrozenConfig):
         description="Bits that samples of more than 8 bits use, such as 12 for a 12-bit camera's 16-bit files. Empty: "
         "as each file says; where it does not and the samples use less than a sixteenth of 16 bits, it is quarantined",
     )
-    decode_version: Literal[1, 2] = Field(
-        2,
-        description="Version of the decoding of new tables; a table of version 1 keeps it. 1: as in tables of earlier "
-        "releases, the upper 8 of 16 bits. 2: samples are scaled by their range",
+    decode_version: Literal[1, 2, 3] = Field(
+        3,
+        description="Version of the decoding of new tables. A table of an earlier version keeps it. Version 1 takes "
+        "the upper 8 of 16 bits. Version 2 scales samples by their range. With version 3, the colours of files with a "
+        "profile become sRGB, too",
     )
     replace_source: bool = Field(
         False, description="Allow a source or labels that the tables were not created from to replace their contents"

@@ -23,7 +23,7 @@ class PredictConfig(FrozenConfig):
     table_version: TableVersion | None = Field(None, description="Version of the table to predict; empty: the newest")
     source: Url | None = Field(
         None,
-        description="Folder of jpg, jpeg or png files in any layout (a path or URL), to predict instead of a table; "
+        description="Folder of images in any layout (a path or URL), to predict instead of a table; "
         "the table `inputs` beside the predictions has their paths",
     )
     predictions: Url | None = Field(

@@ -11,7 +11,7 @@ from tasks.errors import WrongInput, join_names
 from tasks.etl.stratify import SplitRule
 from tasks.interval import wilson_interval
 from tasks.refs import SPLITS, TEST, TRAIN, VAL
-from tasks.schema import QUARANTINED, STORED
+from tasks.schema import IGNORED, QUARANTINED, STORED
 
 NUM_NAMED = 5
 """Maximum number of classes that a message names."""
@@ -77,7 +77,7 @@ def check_bad_fraction(counts: FileCounts, etl: EtlConfig) -> None:
     Raises:
         WrongInput: More than `max_bad_fraction` of the files are quarantined.
     """
-    bad, total = counts.reasons.total(), counts.outcomes.total()
+    bad, total = counts.reasons.total(), counts.outcomes.total() - counts.outcomes[IGNORED]
     if bad > etl.max_bad_fraction * total:
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(counts.reasons.items()))
         raise WrongInput(

@@ -35,6 +35,7 @@ from tasks.schema import (
     DUPLICATE,
     FILES,
     FILES_ARROW,
+    IGNORED,
     IMAGE_KEYS_ARROW,
     IMAGES,
     QUARANTINED,
@@ -269,6 +270,7 @@ def _ingest(
             replaced=tables.replaced,
             keep_deleted=etl.deleted == "keep",
             rule=SplitRule.of(etl) if etl.split_by == "stratified" else None,
+            ignored=source.left.rows(),
         )
         if compared.decomposed:
             logger.warning(
@@ -281,7 +283,8 @@ def _ingest(
         # The JVM of a killed run may still write. `write_access` waits for it only if this run has a JVM, too.
         if spark is None and not (up_to_date and all(map(is_swept, paths))):
             raise NeedsSpark
-        logger.info("%d files in %s, %d of them new or changed", source.listing.num_rows, source.location, num_new)
+        num_files = source.listing.num_rows + source.left.num_ignored
+        logger.info("%d files in %s, %d of them new or changed", num_files, source.location, num_new)
         if num_touched := compared.num_touched():
             logger.info(
                 "%d of these differ in inode or time of status change alone, as after a remount: nothing follows where "
@@ -312,13 +315,16 @@ def _ingest(
         stored=counts.outcomes[STORED],
         duplicates=counts.outcomes[DUPLICATE],
         quarantined=counts.outcomes[QUARANTINED],
+        ignored=counts.outcomes[IGNORED],
+        left_by_systems=source.left.num_systems,
         read=num_new,
         changed=[images.version, files.version] != tables.versions,
         classes=counts.classes,
     )
     logger.info(
-        "%s is at version %d: %d stored, %d duplicates, %d quarantined%s",
-        images.path, images.version, report.stored, report.duplicates, report.quarantined,
+        "%s is at version %d: %d files = %d stored + %d duplicates + %d quarantined + %s%s",
+        images.path, images.version, counts.outcomes.total() + report.left_by_systems,
+        report.stored, report.duplicates, report.quarantined, source.left.parts,
         "" if report.changed else "; nothing new, nothing committed",
     )  # fmt: skip
     return report

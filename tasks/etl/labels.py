@@ -20,6 +20,7 @@ from tasks.config.etl import EtlConfig
 from tasks.config.patterns import compile_pattern, find_group
 from tasks.config.values import check_remote_file, is_url
 from tasks.errors import WrongInput
+from tasks.etl.left_out import EXTENSIONS
 from tasks.paths import expand_user, local_path
 from tasks.refs import SPLITS, TEST, TRAIN, VAL
 from tasks.text.forms import as_known, composed, look_alikes, shown
@@ -41,7 +42,7 @@ SPLIT_FOLDERS = {TRAIN: TRAIN, VAL: VAL, "valid": VAL, "validation": VAL, TEST: 
 LIKE_SPLITS = SPLIT_FOLDERS | {"training": TRAIN, "testing": TEST}
 """The same with further names, in lower case, which may as well be those of classes."""
 
-EXTENSION = re.compile(r"\.(jpe?g|png)$", re.IGNORECASE)
+EXTENSION = re.compile(f"({'|'.join(map(re.escape, EXTENSIONS))})$", re.IGNORECASE)
 
 NUM_COMPARED = 1000
 """Number of files without a label among which the nearest to a row of the label file is searched."""

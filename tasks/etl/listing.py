@@ -4,7 +4,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +14,19 @@ import pyarrow.compute as pc
 from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.labels import PathLabels
-from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
+from tasks.etl.left_out import LeftOut, ListedFiles, content_of_head, has_image_name, is_system_file
+from tasks.etl.own_folders import NO_FOLDERS, OwnFolders, is_system_folder
 from tasks.paths import raise_unless_gone
 from tasks.refs import SPLITS
 from tasks.schema import LISTING_ARROW
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
 from tasks.text.forms import composed
 
-EXTENSIONS = (".jpg", ".jpeg", ".png")
+ARCHIVES = frozenset({".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar"})
+"""Ends of the names of archives, which are unpacked before their images are listed."""
 
 BATCH_FILES = 20_000
 """Number of files in memory as Python values while a source is listed; each takes 560 bytes."""
-
-
-@dataclass
-class ListedFiles:
-    """Files of a source, as columns: a tuple per file takes three times as long.
-
-    Attributes:
-        paths: Paths below the source.
-        sizes: Sizes in bytes.
-        times: Times of the last change in microseconds since 1970 (UTC).
-        status_times: Times of the last change of the status (ctime), likewise; None on a store.
-        inodes: Numbers of the inodes, unsigned; None on a store.
-    """
-
-    paths: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    status_times: list[int | None] = field(default_factory=list)
-    inodes: list[int | None] = field(default_factory=list)
-
-    def columns(self) -> list[Any]:
-        """Return the columns of FILE_ARROW, in which the inode is a signed integer."""
-        inodes = pa.array(self.inodes, pa.uint64()).view(pa.int64())
-        return [self.paths, self.sizes, self.times, self.status_times, inodes]
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS)
-
-
-def is_image_path(path: str) -> bool:
-    """Return whether a path below a source is listed: it has an image extension, and no part of it is hidden."""
-    return _is_image(path) and not (path.startswith(".") or "/." in path)
 
 
 def _status(path: str, setting: str) -> os.stat_result | None:
@@ -78,42 +47,48 @@ class _Walk:
         root: Its real path.
         setting: Name of its setting, for error messages.
         own: Folders to leave out.
+        left: What the listing leaves out.
     """
 
     source: str
     root: str
     setting: str
     own: OwnFolders
+    left: LeftOut
 
     def folders(self, folder: str) -> Iterator[tuple[str, list[str]]]:
-        """Yield folders with the names of their image files and of links to such, in the order of the paths."""
+        """Yield folders with the names of their files and of links to such, in the order of the paths."""
         # Names only: an entry takes 230 bytes, 840 with its status, and a name 70.
         names: list[str] = []
         folders: set[str] = set()
         links: set[str] = set()
         try:
             if folder != self.source and self.own.has_folder(self.root + folder[len(self.source) :]):
+                self.left.num_systems += is_system_folder(os.path.basename(folder))
                 return
             with os.scandir(folder) as entries:
                 for entry in entries:
                     name = entry.name
                     if name.startswith("."):
-                        continue
-                    if entry.is_file(follow_symlinks=False):
-                        if _is_image(name):
+                        self.left.num_systems += 1
+                    elif entry.is_file(follow_symlinks=False):
+                        if has_image_name(name) or not is_system_file(name):
                             names.append(name)
+                        else:
+                            self.left.num_systems += 1
                     elif entry.is_symlink():
                         # Links are followed only inside the source: the user gave no access to files outside it. A link
                         # to a parent folder would recurse without end; its files are listed at their own path.
-                        if _is_image(name):
-                            links.add(name)
-                            names.append(name)
+                        links.add(name)
+                        names.append(name)
                     elif entry.is_dir(follow_symlinks=False):
                         folders.add(name)
                         names.append(name)
         except OSError as error:
             raise_unless_gone(error, folder, self.setting)
             return  # Deleted since its parent was read.
+        if not names and folder != self.source:
+            self.left.empty.append(folder[len(self.source) + 1 :])
         names.sort()
         files = names if not (folders or links) else []
         for name in names if folders or links else ():
@@ -130,27 +105,38 @@ class _Walk:
         """Return whether a link leads to a file or special file of the source, not to a folder and not to nothing."""
         try:
             target = os.path.realpath(link, strict=True)
-            if not target.startswith(self.root + os.sep) or self.own.has_target(target):
+            is_inside = target.startswith(self.root + os.sep)
+            if is_inside and self.own.has_target(target):
                 return False
-            return not stat.S_ISDIR(os.stat(target).st_mode)
+            if is_inside and not stat.S_ISDIR(os.stat(target).st_mode):
+                return True
         except OSError as error:
             # The target up to the error, resolved. What lies behind a closed folder outside is outside, too.
             is_outside = error.filename is not None and not str(error.filename).startswith(self.root + os.sep)
             if not (is_outside and isinstance(error, PermissionError)):
                 raise_unless_gone(error, link, self.setting)
-            return False
+                return False
+        self.left.links.append(link[len(self.source) + 1 :])
+        return False
 
 
 def local_files(
-    source: Path, what: str = "class folders with images", setting: str = "source", own: OwnFolders = NO_FOLDERS
+    source: Path,
+    what: str = "class folders with images",
+    setting: str = "source",
+    own: OwnFolders = NO_FOLDERS,
+    left: LeftOut | None = None,
 ) -> Iterator[ListedFiles]:
-    """Yield the image files below a folder in batches, in the order of their paths; hidden files are ignored.
+    """Yield the image files below a folder in batches, in the order of their paths; hidden files are left out.
+
+    A file without the name of an image is one if its first bytes are those of an image.
 
     Args:
         source: The folder.
         what: What a user should give, for the error message.
         setting: Name of the setting of the folder, for the error message.
         own: Folders to leave out, since runs write to them.
+        left: Gets the files that are left out.
 
     Raises:
         WrongInput: The folder is missing or not a folder, or this user may not look at a file or folder in it.
@@ -159,12 +145,16 @@ def local_files(
     found = _status(str(source), setting)
     if found is None or not stat.S_ISDIR(found.st_mode):
         problem = "does not exist" if found is None else "is not a folder"
+        archive = source.suffix.lower() in ARCHIVES
         raise WrongInput(
-            f"{setting} is '{source}', which {problem}", setting=setting, way_out=f"give a folder of {what}"
+            f"{setting} is '{source}', which {'is an archive' if found and archive else problem}",
+            setting=setting,
+            way_out=f"{'unpack it, and ' if found and archive else ''}give a folder of {what}",
         )
     below = len(os.path.join(source, ""))
     files = ListedFiles()
-    walk = _Walk(str(source), os.path.realpath(source), setting, own)
+    left = left or LeftOut()
+    walk = _Walk(str(source), os.path.realpath(source), setting, own, left)
     for folder, names in walk.folders(str(source)):
         if not names:
             continue
@@ -189,6 +179,10 @@ def local_files(
                     # A name that is not valid UTF-8 is escaped; no file has the escaped name, so that the file becomes
                     # unreadable.
                     path = os.fsencode(path).decode("utf-8", "backslashreplace")
+                if not has_image_name(name) and (detail := content_of_head(name, opened)) is not None:
+                    times = status.st_mtime_ns // 1000, status.st_ctime_ns // 1000
+                    left.ignore(detail, path, status.st_size, *times, status.st_ino)
+                    continue
                 files.paths.append(path)
                 files.sizes.append(status.st_size)
                 files.times.append(status.st_mtime_ns // 1000)
@@ -211,7 +205,7 @@ def local_files(
 
 
 def list_images(source: Path, etl: EtlConfig = EtlConfig(), own: OwnFolders = NO_FOLDERS) -> SpooledRows:
-    """List the image files below `source` with their labels and predefined splits; hidden files are ignored.
+    """List the image files below `source` with their labels and predefined splits; hidden files are left out.
 
     Args:
         source: The folder.
@@ -225,17 +219,18 @@ def list_images(source: Path, etl: EtlConfig = EtlConfig(), own: OwnFolders = NO
         WrongInput: As `local_files`; or the folder has no image files, or the label file is not usable.
         SourceUnavailable: As `local_files`.
     """
-    return make_listing(local_files(source, own=own), str(source), etl)
+    left = LeftOut()
+    return make_listing(local_files(source, own=own, left=left), str(source), etl, left)
 
 
-def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scratch: Path | None = None) -> SpooledRows:
+def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, left: LeftOut) -> SpooledRows:
     """Return the listing of the files of a source, in a temporary file: ten million files are gigabytes in memory.
 
     Args:
         files: The files of the source, in batches.
         source: Folder or URL, for the error message.
         etl: Settings for labels and splits.
-        scratch: Folder of the temporary file; None for the system's.
+        left: Files that are left out, once `files` were listed; its folder of temporary files is used.
 
     Raises:
         WrongInput: `files` is empty, or the label file is not usable.
@@ -247,12 +242,13 @@ def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, scra
         columns = [paths, [label for label, _ in named], [split for _, split in named], *others]
         return pa.RecordBatch.from_pydict(dict(zip(LISTING_ARROW.names, columns, strict=True)), schema=LISTING_ARROW)
 
-    listing = spool_rows((labelled(batch.paths, batch.columns()[1:]) for batch in files), LISTING_ARROW, scratch)
-    check_not_empty(listing, source)
+    listing = spool_rows((labelled(batch.paths, batch.columns()[1:]) for batch in files), LISTING_ARROW, left.scratch)
+    check_not_empty(listing, source, left)
     if labels.absent and labels.match_rest(_unlabelled(listing), source):
         batches = (labelled(batch["path"].to_pylist(), batch.columns[3:]) for batch in listing.batches())
-        listing = spool_rows(batches, LISTING_ARROW, scratch)
+        listing = spool_rows(batches, LISTING_ARROW, left.scratch)
     labels.warn()
+    left.warn(source, listing.counts("label") if etl.labels.by == "folder" and (left.folders or left.empty) else ())
     return listing
 
 
@@ -261,17 +257,17 @@ def _unlabelled(listing: SpooledRows) -> Iterator[str]:
         yield from batch.filter(pc.is_null(batch["label"]))["path"].to_pylist()
 
 
-def check_not_empty(listing: SpooledRows, source: str, setting: str = "source") -> None:
+def check_not_empty(listing: SpooledRows, source: str, left: LeftOut, setting: str = "source") -> None:
     """Check that a listing has files.
 
     Raises:
-        WrongInput: It has none; the message names the setting and the extensions.
+        WrongInput: It has none; the message names the setting, and the kinds of its other files.
     """
     if not listing.num_rows:
+        others = f": its {left.num_ignored} files are others ({left.ignored_kinds})" if left.num_ignored else ""
+        links = f", and {len(left.links)} links are not followed" if left.links else ""
         raise WrongInput(
-            f"{setting} is '{source}', which holds no {', '.join(sorted(EXTENSIONS))} file",
-            setting=setting,
-            way_out="check the path",
+            f"{setting} is '{source}', which holds no image{others}{links}", setting=setting, way_out="check the path"
         )
 
 

@@ -31,7 +31,7 @@ Of the parts to commit, and of the rows to change in them:
 """
 
 from tasks.model_package.reasons import Reason
-from tasks.schema import DUPLICATE, QUARANTINED, STORED
+from tasks.schema import DUPLICATE, IGNORED, QUARANTINED, STORED
 
 KNOWN_LABELS = """
 SELECT label FROM ledger WHERE label <> '' UNION SELECT label FROM existing WHERE label <> ''
@@ -43,10 +43,18 @@ WHERE label <> nfc_normalize(label)
 """  # noqa: S608  # text of this module
 """Labels that are not in the composed form of Unicode."""
 
-LISTING_WITH_FORMS = """
-CREATE OR REPLACE TEMP VIEW listing AS
-SELECT listed.* REPLACE (coalesce(forms.form, listed.label) AS label) FROM listed LEFT JOIN forms USING (label)
+IMAGES_WITH_FORMS = """
+CREATE OR REPLACE TEMP VIEW images_with_forms AS
+SELECT i.* REPLACE (coalesce(forms.form, i.label) AS label) FROM images_listed i LEFT JOIN forms USING (label)
 """
+
+WITH_IGNORED = f"""
+CREATE OR REPLACE TEMP VIEW read_rows AS
+FROM read_images UNION ALL BY NAME
+SELECT path, NULL AS label, NULL AS split, size, modified_at, changed_at, inode, NULL AS ledger_sha256, NULL AS sha256,
+    NULL AS part, '{Reason.OTHER_FILE.value}' AS reason, detail, false AS read_failed
+FROM ignored SEMI JOIN (FROM changed WHERE status <> 'gone') USING (path)
+"""  # noqa: S608  # constants
 
 READ_FILES = """
 CREATE OR REPLACE TABLE failed AS
@@ -60,7 +68,8 @@ SELECT path, detail FROM unread
 SEMI JOIN (FROM existing SEMI JOIN unread USING (sha256)) USING (sha256, label, split);
 
 CREATE OR REPLACE TABLE refreshed AS
-SELECT path, changed_at, inode FROM read_rows WHERE sha256 = ledger_sha256;
+SELECT path, changed_at, inode FROM read_rows WHERE sha256 = ledger_sha256
+UNION ALL SELECT path, changed_at, inode FROM ignored SEMI JOIN touched USING (path);
 
 INSERT INTO changed (path, status) SELECT path, 'new' FROM read_rows WHERE sha256 <> ledger_sha256;
 
@@ -125,7 +134,8 @@ WHERE reason IS NULL GROUP BY sha256;
 
 CREATE OR REPLACE VIEW resolving AS
 SELECT path, label, split, size, modified_at, changed_at, inode, f.sha256,
-    CASE WHEN reason IS NOT NULL OR two_labels OR two_splits THEN '{QUARANTINED}'
+    CASE WHEN reason = '{Reason.OTHER_FILE.value}' THEN '{IGNORED}'
+         WHEN reason IS NOT NULL OR two_labels OR two_splits THEN '{QUARANTINED}'
          WHEN first IS NULL OR path = first THEN '{STORED}'
          ELSE '{DUPLICATE}' END AS outcome,
     CASE WHEN reason IS NOT NULL THEN reason

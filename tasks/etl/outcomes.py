@@ -1,6 +1,6 @@
 """Comparison of a source with the tables, the outcome of each file, and the changes to write.
 
-The outcomes are stored, duplicate, quarantined and deleted.
+The outcomes are stored, duplicate, quarantined, ignored and deleted.
 """
 
 import os
@@ -17,6 +17,7 @@ from pyarrow.csv import CSVWriter
 from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
 from tasks.etl.extract import MAX_FILE_BYTES
+from tasks.etl.left_out import IGNORED_ARROW
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
 from tasks.model_package.reasons import Reason
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, QUARANTINED, TO_READ_ARROW, columns_of
@@ -114,6 +115,10 @@ class LedgerChanges:
         return pa.Table.from_batches(self.batches(), FILES_ARROW)
 
 
+NONE_IGNORED = ParquetRows((), IGNORED_ARROW)
+"""The ignored files of a source that has images alone."""
+
+
 class Comparison:
     """Comparison of a source's listing with the tables: the outcome of each file, and the changes to write.
 
@@ -134,6 +139,7 @@ class Comparison:
         replaced: bool,
         keep_deleted: bool,
         rule: SplitRule | None = None,
+        ignored: ParquetRows = NONE_IGNORED,
     ) -> None:
         """Find the paths of the listing or the ledger that are not unchanged.
 
@@ -148,13 +154,16 @@ class Comparison:
             replaced: Whether the ledger belongs to another source, so that equal paths and times have no meaning.
             keep_deleted: Whether the images of deleted files are kept.
             rule: Assignment of images without a split; None if splits follow from the content or the listing.
+            ignored: The other files of the source (IGNORED_ARROW), which are ignored.
         """
         self._rule = rule
         self._replaced = replaced
         self._relations = relations
-        for name, rows in (("listing", listing), ("ledger", ledger), ("existing", existing)):
+        named = (("images_listed", listing), ("ignored", ignored), ("ledger", ledger), ("existing", existing))
+        for name, rows in named:
             relations.add(name, rows)
-        self.decomposed = self._use_forms_of_table(listing)
+        relations.run(comparison_queries.LISTING.format(labelled="images_listed"))
+        self.decomposed = self._use_forms_of_table()
         relations.run(f"{comparison_queries.BUCKET_OF}; {queries.DRAW_OF}; {comparison_queries.KNOWN}")
         values = {"read_again": list(READ_AGAIN), "replaced": replaced, "keep": keep_deleted and not replaced}
         chosen = ""
@@ -164,12 +173,13 @@ class Comparison:
             relations.run(comparison_queries.DIFFERING.format(split="split" if has_splits else "NULL"), values)
             chosen = comparison_queries.IN_DIFFERING
         relations.run(comparison_queries.CHANGED.format(chosen=chosen), values)
+        relations.run(comparison_queries.NOW_IGNORED)
         relations.run(comparison_queries.KEPT)
 
     def _count(self, relation: str) -> int:
         return int(self._relations.rows(f"SELECT count(*) FROM {relation}")[0][0])  # noqa: S608  # text of this module
 
-    def _use_forms_of_table(self, listing: pa.Table | ParquetRows) -> list[str]:
+    def _use_forms_of_table(self) -> list[str]:
         """Give labels the form of Unicode that the table has, else the composed form; return the table's other forms.
 
         Tables of older releases have the forms of the source. Their images keep their labels.
@@ -181,8 +191,8 @@ class Comparison:
         listed = [label for (label,) in self._relations.rows("SELECT DISTINCT label FROM listing WHERE label <> ''")]
         forms = [{"label": label, "form": form} for label in listed if (form := form_of(label)) != label]
         self._relations.add("forms", pa.Table.from_pylist(forms, schema=FORMS_ARROW))
-        self._relations.add("listed", listing)
-        self._relations.run(queries.LISTING_WITH_FORMS)
+        self._relations.run(queries.IMAGES_WITH_FORMS)
+        self._relations.run(comparison_queries.LISTING.format(labelled="images_with_forms"))
         return sorted(uncommon & known)
 
     def num_new(self) -> int:
@@ -205,7 +215,7 @@ class Comparison:
             FROM (
                 FROM listing SEMI JOIN (
                     SELECT path FROM changed WHERE status <> 'gone' UNION ALL FROM touched
-                ) USING (path)
+                ) USING (path) ANTI JOIN ignored USING (path)
             ) l LEFT JOIN (FROM known SEMI JOIN touched USING (path)) k USING (path) ORDER BY path
         """
         return self._relations.table(query, TO_READ_ARROW)
@@ -222,7 +232,8 @@ class Comparison:
                 value that a worker wrote into the part, and does not affect the assignment.
         """
         rule = self._rule
-        self._relations.add("read_rows", read)
+        self._relations.add("read_images", read)
+        self._relations.run(queries.WITH_IGNORED)
         self._relations.run(queries.READ_FILES, {"max_bytes": MAX_FILE_BYTES, "replaced": self._replaced})
         self._relations.run(
             queries.READ if rule is None else queries.READ_WITH_KNOWN_SPLITS, {"replaced": self._replaced}

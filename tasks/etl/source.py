@@ -6,7 +6,7 @@ retries and requests of each store, and are configured once for all of Spark.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,10 @@ from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.extract import MAX_FILE_BYTES
-from tasks.etl.listing import ListedFiles, check_labels, is_image_path, local_files, make_listing
+from tasks.etl.left_out import LeftOut, ListedFiles, has_image_name, is_hidden, is_system_file
+from tasks.etl.listing import check_labels, local_files, make_listing
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
+from tasks.model_package.formats import HEAD_BYTES, other_content
 from tasks.paths import expand_user, local_path
 from tasks.spark.file_systems import check_folder, hadoop_files, scheme_of
 from tasks.spark.gateway import connected_jvm
@@ -39,11 +41,13 @@ class Source:
         location: A folder, or the URL of one as text.
         listing: Its image files (LISTING_ARROW).
         before: The newest commits of the tables before the listing; after newer ones the listing may be outdated.
+        left: Files that the listing leaves out.
     """
 
     location: Path | str
     listing: SpooledRows
     before: tuple[str | None, ...]
+    left: LeftOut = field(default_factory=LeftOut)
 
 
 def newest_commits(storage: Storage) -> tuple[str | None, ...]:
@@ -88,8 +92,8 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
         write_digits(Path(location))
     before = newest_commits(storage)
     with translate_disk_full(storage.home):
-        listing = try_without_spark(lambda spark: _list(spark, location, etl, storage), config, storage)
-    return Source(location, listing, before)
+        listing, left = try_without_spark(lambda spark: _list(spark, location, etl, storage), config, storage)
+    return Source(location, listing, before, left)
 
 
 def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> Source:
@@ -105,20 +109,23 @@ def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Sourc
     now = newest_commits(storage)
     if now == source.before:
         return source
-    return Source(source.location, _list(spark, source.location, etl, storage), now)
+    listing, left = _list(spark, source.location, etl, storage)
+    return Source(source.location, listing, now, left)
 
 
-def _list(spark: SparkSession | None, location: Path | str, etl: EtlConfig, storage: Storage) -> SpooledRows:
-    own = OwnFolders.of(location, storage)
+def _list(
+    spark: SparkSession | None, location: Path | str, etl: EtlConfig, storage: Storage
+) -> tuple[SpooledRows, LeftOut]:
+    own, left = OwnFolders.of(location, storage), LeftOut(scratch_root(storage))
     if isinstance(location, Path):
-        files = local_files(location, own=own)
+        files = local_files(location, own=own, left=left)
     elif spark is None:
         raise NeedsSpark
     else:
-        files = remote_files(spark, location, own=own)
-    listing = make_listing(files, str(location), etl, scratch_root(storage))
+        files = remote_files(spark, location, own=own, left=left)
+    listing = make_listing(files, str(location), etl, left)
     check_labels(listing, str(location), etl)
-    return listing
+    return listing, left
 
 
 NUM_DIGITS = 1797
@@ -149,36 +156,45 @@ def write_digits(folder: Path) -> None:
 FILES_PER_PAGE = 10_000
 """Number of files that one call returns from the JVM: about a megabyte of text."""
 
+HEADS_PER_CALL = 1000
+"""Number of files whose first bytes one call returns: 4 MB."""
+
 
 def remote_files(
-    spark: SparkSession, url: str, setting: str = "source", own: OwnFolders = NO_FOLDERS
+    spark: SparkSession, url: str, setting: str = "source", own: OwnFolders = NO_FOLDERS, left: LeftOut | None = None
 ) -> Iterator[ListedFiles]:
-    """Yield the image files below a URL in batches, in any order; hidden files are ignored.
+    """Yield the image files below a URL in batches, in any order; hidden files are left out.
+
+    A file without the name of an image is one if its first bytes are those of an image.
 
     Args:
         spark: The session.
         url: The URL, without a trailing slash.
         setting: Name of its setting, for error messages.
         own: Folders to leave out, since runs write to them.
+        left: Gets the files that are left out.
 
     Raises:
         WrongInput: As `check_folder`.
         SourceUnavailable: As `check_folder`, or the listing ended before its end.
     """
-    left_out = own.prefixes()
+    left, own_prefixes = left or LeftOut(), own.prefixes()
     check_folder(spark, url, setting)
     settings = spark.sparkContext._jsc.hadoopConfiguration()
     listing = hadoop_files(spark).Listing(settings, f"{url}/")
     while page := listing.page(FILES_PER_PAGE):
-        files = ListedFiles()
+        files, unnamed = ListedFiles(), ListedFiles()
         for line in page.removesuffix("\0").split("\0"):
             size, milliseconds, path = line.split("\t", 2)
-            if is_image_path(path) and not own.has_path(path, left_out):
-                files.paths.append(path)
-                files.sizes.append(int(size))
-                files.times.append(int(milliseconds) * 1000)
-                files.status_times.append(None)
-                files.inodes.append(None)
+            has_name = has_image_name(path)
+            if is_hidden(path) or (not has_name and is_system_file(path.rpartition("/")[2])):
+                left.num_systems += 1
+            elif own.has_path(path, own_prefixes):
+                left.num_systems += not path.startswith(own_prefixes)
+            else:
+                (files if has_name else unnamed).add(path, int(size), int(milliseconds) * 1000)
+        for first in range(0, len(unnamed.paths), HEADS_PER_CALL):
+            _choose(spark, url, unnamed, range(first, min(first + HEADS_PER_CALL, len(unnamed.paths))), files, left)
         yield files
     if problem := listing.problem():
         raise SourceUnavailable(
@@ -186,6 +202,27 @@ def remote_files(
             setting=setting,
             way_out="check the store and its permissions; its files do not count as deleted",
         )
+
+
+def _choose(
+    spark: SparkSession, url: str, unnamed: ListedFiles, some: range, files: ListedFiles, left: LeftOut
+) -> None:
+    """Add some files without the name of an image to `files`, or to `left`, by their first bytes."""
+    lines = "\0".join(f"{unnamed.sizes[number]}\t{unnamed.paths[number]}" for number in some)
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    heads = bytes(hadoop_files(spark).heads(settings, f"{url}/", lines, HEAD_BYTES))
+    place = 0
+    for number in some:
+        length = int.from_bytes(heads[place : place + 4], "big", signed=True)
+        place += 4
+        # A file that cannot be read is listed: it may be an image of the table.
+        detail = other_content(heads[place : place + length]) if length >= 0 else None
+        place += max(length, 0)
+        values = unnamed.paths[number], unnamed.sizes[number], unnamed.times[number]
+        if detail is None:
+            files.add(*values)
+        else:
+            left.ignore(detail, *values)
 
 
 def read_remote(spark: SparkSession, listing: DataFrame, url: str) -> DataFrame:

@@ -16,7 +16,7 @@ from tasks.errors import WrongInput
 from tasks.etl.gates import NUM_LISTED
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
 from tasks.refs import SPLITS, TEST, TRAIN, VAL, EtlReport, TableRef
-from tasks.schema import DELETED, FILES_ARROW, IMAGES_ARROW, QUARANTINED
+from tasks.schema import DELETED, FILES_ARROW, IGNORED, IMAGES_ARROW, QUARANTINED
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
@@ -189,7 +189,8 @@ def measure_tables(spark: SparkSession | None, report: EtlReport, etl: EtlConfig
             tables.add(name, snapshots.version_rows(spark, table, schema, scratch_root(storage)))
         _check_leakage(tables, report)
         found = tables.rows(
-            "SELECT outcome, reason, count(*) FROM files WHERE outcome <> $deleted GROUP BY ALL", {"deleted": DELETED}
+            "SELECT outcome, reason, count(*) FROM files WHERE outcome NOT IN ($deleted, $ignored) GROUP BY ALL",
+            {"deleted": DELETED, "ignored": IGNORED},
         )
         outcomes = Counter[str]()
         for outcome, _reason, count in found:

@@ -9,10 +9,12 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageFile
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
+from .colours import in_srgb
 from .description import NEWEST, Decoding
-from .reasons import FORMATS, BadImage, Reason, refusal
+from .formats import FORMATS, format_of
+from .reasons import BadImage, Reason, refusal
 from .samples import deep_mode, to_eight_bits
 from .structure import JPEG, MAX_PIXELS, header_problem, layout_problem, scan_problem, without_metadata
 
@@ -96,8 +98,14 @@ def _open(content: bytes, max_pixels: int, min_side: int) -> ImageFile.ImageFile
     """
     if (problem := header_problem(content)) is not None:
         raise BadImage(Reason.TOO_MANY_PARTS, problem)
+    if (name := format_of(content)) not in FORMATS:
+        raise UnidentifiedImageError
+    if name == "HEIF" and name not in Image.OPEN:
+        import pi_heif  # Here: the parser of an uncommon format is loaded for its files alone.
+
+        pi_heif.register_heif_opener()
     try:
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
+        image = Image.open(io.BytesIO(content), formats=(name,))
     except Image.DecompressionBombError as error:
         raise BadImage(Reason.TOO_MANY_PIXELS, str(error)) from None
     if image.width * image.height > max_pixels:
@@ -123,8 +131,12 @@ def _decode(content: bytes, max_pixels: int, min_side: int, decoding: Decoding, 
         # By the final sides and not the box: a wide image may be decoded at 1/2 long before both its sides are twice
         # the box.
         image.draft("RGB", fitted_size(size, box))
+    profile = image.info.get("icc_profile") if decoding.version > 2 else None
     image.load()
-    rgb = _to_rgb(image if deep is None else to_eight_bits(image, content, deep, decoding.sample_bits))
+    shallow = image if deep is None else to_eight_bits(image, content, deep, decoding.sample_bits)
+    rgb = _to_rgb(shallow)
+    if profile:
+        rgb = in_srgb(shallow, rgb, profile)
     if (method := _transposition(image)) is None:
         return rgb, size
     upright = rgb.transpose(method)

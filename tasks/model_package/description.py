@@ -39,9 +39,12 @@ class Decoding(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    version: Literal[1, 2] = 2
-    """1: of samples of 16 bits the upper 8, whatever their range, without their transparent colour. 2: scaled by their
-    range, or refused, and the transparent colour lies on white."""
+    version: Literal[1, 2, 3] = 3
+    """1: of samples of 16 bits the upper 8, whatever their range, without their transparent colour.
+
+    2: scaled by their range, or refused, and the transparent colour lies on white. 3: also, colours by the profile of a
+    file become sRGB.
+    """
     sample_bits: int | None = Field(None, ge=8, le=31)
     """Bits that samples of more than 8 bits use; None: as the file says."""
 

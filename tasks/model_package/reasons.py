@@ -7,11 +7,12 @@ from itertools import takewhile
 
 from PIL import Image, TiffImagePlugin
 
-from .structure import SCAN, jpeg_segments
+from .formats import FORMATS, format_of
+from .structure import SCAN, jpeg_segments, last_box_end
 
 
 class Reason(StrEnum):
-    """Reason why a file is quarantined; ledgers have these values, so none is renamed."""
+    """Reason why a file is quarantined, or ignored (OTHER_FILE); ledgers have these values, so none is renamed."""
 
     ZERO_BYTES = "zero_bytes"
     NOT_AN_IMAGE = "not_an_image"
@@ -24,6 +25,7 @@ class Reason(StrEnum):
     UNSUPPORTED_MODE = "unsupported_mode"
     UNKNOWN_RANGE = "unknown_range"
     UNREADABLE = "unreadable"
+    OTHER_FILE = "other_file"
     LABEL_MISSING = "label_missing"
     LABEL_CONFLICT = "label_conflict"
     SPLIT_MISSING = "split_missing"
@@ -44,32 +46,16 @@ class BadImage(Exception):
         self.detail = detail
 
 
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-"""Formats that are decoded, whatever the file's extension; others of PIL's run programs (EPS: Ghostscript)."""
-
-_SIGNATURES = {
-    "JPEG": rb"\xff\xd8\xff",
-    "PNG": rb"\x89PNG\r\n\x1a\n",
-    "GIF": rb"GIF8[79]a",
-    "BMP": rb"BM",
-    "WEBP": rb"RIFF....WEBP",
-    "TIFF": rb"II[*+]\0|MM\0[*+]",
-    "JPEG XL": rb"\xff\x0a|\0\0\0\x0cJXL ",
-    "JPEG 2000": rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51",
-    "AVIF": rb"....ftypavi[fs]",
-    "HEIF": rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)",
-    "ICO": rb"\0\0[\x01\x02]\0[^\0]",
-    "PNM": rb"P[1-7]\s",
-    "PSD": rb"8BPS\0",
-    "SVG": rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<![^>]*>\s*)*<svg\b",
-    "PostScript": rb"%!PS",
-    "PDF": rb"%PDF-",
-    "OpenEXR": rb"v/1\x01",
-    "DICOM": rb".{128}DICM",
-}
-"""First bytes of files, by format: of those that are decoded, and of others that are found among images."""
-
-_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"RIFF", b"II*\0", b"MM\0*")
+_BEGINNINGS = (
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF87a",
+    b"GIF89a",
+    b"RIFF",
+    b"II*\0",
+    b"MM\0*",
+    b"\0\0\0\x0cjP  ",
+)
 """Signatures of which a file that was cut within them has a part."""
 
 _UNSUPPORTED_FRAMES = dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical JPEG") | {
@@ -81,7 +67,9 @@ _UNSUPPORTED_FRAMES = dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hiera
 _IS_UNSUPPORTED = re.compile("cannot handle|[Uu]nsupported|unknown pixel mode|unknown data organization|^KeyError")
 """Texts of PIL's errors about a sound header of a variant that PIL does not decode."""
 
-_IS_TRUNCATED = re.compile("image file is truncated|Truncated File Read")
+_IS_TRUNCATED = re.compile(
+    "image file is truncated|Truncated File Read|Truncated data|Expected to read|End of file|outside of file"
+)
 
 
 class _EndingFile(io.BytesIO):
@@ -93,11 +81,6 @@ class _EndingFile(io.BytesIO):
         found = super().read(size)
         self.has_ended |= size is not None and size > len(found)
         return found
-
-
-def format_of(content: bytes) -> str | None:
-    """Return the name of the format that a file's first bytes are of, or None."""
-    return next((name for name, start in _SIGNATURES.items() if re.match(start, content[:1024], re.DOTALL)), None)
 
 
 def refusal(content: bytes, error: Exception) -> BadImage:
@@ -140,6 +123,9 @@ def _unsupported_variant(content: bytes, name: str) -> str | None:
 
 def _ends_early(content: bytes, name: str, image: Image.Image | None) -> bool:
     """Return whether a file is shorter than its header says."""
+    if name in {"AVIF", "HEIF", "JPEG2000"}:
+        is_codestream = content.startswith(b"\xff\x4f")
+        return not content.endswith(b"\xff\xd9") if is_codestream else last_box_end(content) > len(content)
     if name == "WEBP":
         return len(content) < int.from_bytes(content[4:8], "little") + 8
     if not isinstance(image, TiffImagePlugin.TiffImageFile):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile, TiffImagePlugin
 
-from .reasons import FORMATS, BadImage, Reason
+from .reasons import BadImage, Reason
 from .structure import png_chunks
 
 FEW_LEVELS = 1 << 12
@@ -85,7 +85,7 @@ def _samples(image: ImageFile.ImageFile, content: bytes, raw: str) -> tuple[npt.
 
 
 def _read_as(content: bytes, raw: str) -> ImageFile.ImageFile:
-    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    image = Image.open(io.BytesIO(content), formats=("PNG", "TIFF"))
     image.tile = [
         tile._replace(args=raw if isinstance(tile.args, str) else (raw, *(tile.args or ())[1:])) for tile in image.tile
     ]

@@ -83,6 +83,19 @@ def png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
         place += length + 12
 
 
+def last_box_end(content: bytes) -> int:
+    """Return the offset after the last box of an HEIF, AVIF or JPEG 2000 file by its length, as ISO 14496-12 has it."""
+    place = 0
+    while place + 8 <= len(content):
+        length = int.from_bytes(content[place : place + 4], "big")
+        if length == 1:
+            length = int.from_bytes(content[place + 8 : place + 16], "big")
+        if length < 8:  # 0: it extends to the end of the file; a codestream without boxes has other numbers
+            return len(content)
+        place += length
+    return place if place >= len(content) else len(content) + 1  # within the begin of a box
+
+
 def header_problem(content: bytes) -> str | None:
     """Return the reason why the header of a file would take too long to read, or None."""
     if content.startswith(JPEG):

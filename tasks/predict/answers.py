@@ -22,6 +22,7 @@ from tasks.schema import (
     DELETED,
     DUPLICATE,
     FILES_ARROW,
+    IGNORED,
     IMAGE_KEYS_ARROW,
     INPUTS_ARROW,
     PREDICTIONS_ARROW,
@@ -78,7 +79,7 @@ UNION ALL
 SELECT NULL, sha256, label, split, NULL FROM keyed ANTI JOIN usable USING (one, two)
 UNION ALL
 SELECT path, NULL, label, split, concat_ws(': ', reason, detail) FROM ledger
-WHERE outcome NOT IN ('{STORED}', '{DUPLICATE}', '{DELETED}')
+WHERE outcome NOT IN ('{STORED}', '{DUPLICATE}', '{IGNORED}', '{DELETED}')
 """  # noqa: S608  # constants
 """Files with an image in the table, images without a file, and files that cannot be used."""
 

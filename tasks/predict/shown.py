@@ -33,8 +33,7 @@ def answers_markdown(report: PredictReport | StreamReport) -> str:
     """Return the artifact: the least confident predictions with thumbnails, then the failed files."""
     parts = []
     if report.csv:
-        files = f"{report.num_files} files, {report.num_failed} of them failed"
-        parts.append(f"{files}: {markdown_code(report.csv)} has a row for each.")
+        parts.append(f"{_counts(report)}: {markdown_code(report.csv)} has a row for each of the {report.num_files}.")
     if report.least_confident:
         rows = [
             [
@@ -50,6 +49,11 @@ def answers_markdown(report: PredictReport | StreamReport) -> str:
         rows = [[markdown_text(file.path), markdown_text(file.error)] for file in report.failed[:NUM_FAILED_SHOWN]]
         parts += [_failed_title(report, "## "), markdown_table(["file", "error"], rows)]
     return "\n\n".join(parts) or "No file was predicted yet."
+
+
+def _counts(report: PredictReport | StreamReport) -> str:
+    others = f", {report.num_ignored} other files ignored" if report.num_ignored else ""
+    return f"{report.num_files} files, {report.num_failed} of them failed{others}"
 
 
 def _failed_title(report: PredictReport | StreamReport, mark: str = "") -> str:
@@ -73,8 +77,7 @@ def answers_text(report: PredictReport | StreamReport, config: PredictRun | Stre
         failed = [(file.path, file.error) for file in report.failed[:NUM_FAILED_SHOWN]]
         lines += [f"{_failed_title(report)}:", *_aligned([("file", "error"), *failed]), ""]
     if report.csv:
-        csv = f"{printable(report.csv)} ({report.num_files} files, {report.num_failed} of them failed)"
-        lines.append(f"all answers  {csv}")
+        lines.append(f"all answers  {printable(report.csv)} ({_counts(report)})")
     lines.append(f"next         {next_command(config)}")
     return "\n".join(lines)
 

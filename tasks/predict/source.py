@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.storage import SparkConfig
 from tasks.etl.extract import VANISHED, read_whole
-from tasks.etl.listing import ListedFiles, check_not_empty, local_files
+from tasks.etl.left_out import LeftOut, ListedFiles
+from tasks.etl.listing import check_not_empty, local_files
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source, read_remote, remote_files, write_digits
 from tasks.model_package.reasons import Reason
@@ -53,11 +54,13 @@ class ListedSource:
         location: A folder, or the URL of one as text.
         listing: Its image files (FILE_ARROW).
         before: The newest commit of the table `inputs` before the listing; after a newer one it may be outdated.
+        left: Files that the listing leaves out.
     """
 
     location: Path | str
     listing: SpooledRows | pa.Table
     before: str | None
+    left: LeftOut = field(default_factory=LeftOut)
 
     @property
     def name(self) -> str:
@@ -96,16 +99,17 @@ def list_source(
     if source == BUILTIN_DIGITS:
         write_digits(Path(location))
     own = own or OwnFolders.of(location, storage, SETTING)
-    before = newest_commit(inputs)
+    before, left = newest_commit(inputs), LeftOut(scratch_root(storage))
     with translate_disk_full(storage.home):
         if isinstance(location, Path):
-            listing = _spool(local_files(location, "images", SETTING, own), storage)
+            listing = _spool(local_files(location, "images", SETTING, own, left), storage)
         else:
             with spark_session(config, storage) as spark:
-                listing = _spool(remote_files(spark, location, SETTING, own), storage)
+                listing = _spool(remote_files(spark, location, SETTING, own, left), storage)
+    left.warn(str(location), said=own.said)
     if not may_be_empty:
-        check_not_empty(listing, str(location), SETTING)
-    return ListedSource(location, listing, before)
+        check_not_empty(listing, str(location), left, SETTING)
+    return ListedSource(location, listing, before, left)
 
 
 def _spool(files: Iterator[ListedFiles], storage: Storage) -> SpooledRows:

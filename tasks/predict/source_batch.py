@@ -4,7 +4,6 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -148,7 +147,7 @@ def _predict(
         found.images, model.name, model.version, rate, found.unreadable,
     )  # fmt: skip
     table = None if recorded is None else recorded.table
-    answers = source_results(spark, source.location, table, predictions, model, predict, storage)
+    answers = source_results(spark, source, table, predictions, model, predict, storage)
     return PredictReport(
         predictions=written,
         model=model,
@@ -163,23 +162,30 @@ def _predict(
 
 def source_results(
     spark: SparkSession | None,
-    location: Path | str,
+    source: ListedSource,
     inputs: TableRef | None,
     predictions: str,
     model: ModelRef,
     predict: PredictConfig,
     storage: Storage,
 ) -> dict[str, Any]:
-    """Write the CSV file of a source, and return the fields of `Answers`.
+    """Write the CSV file of a source, log what became of all its files, and return the fields of `Answers`.
 
     Raises:
         NeedsSpark: `spark` is None, and only Spark can read the tables.
     """
+    left = {"num_ignored": source.left.num_ignored, "left_by_systems": source.left.num_systems}
     if inputs is None:
-        return {}
-    rows = source_answers(spark, str(location), model, predictions, storage)
-    contents = partial(contents_in_source, spark, location, inputs)
-    return write_results(rows, csv_file(predict.csv, storage), contents, storage)
+        return left
+    rows = source_answers(spark, source.name, model, predictions, storage)
+    contents = partial(contents_in_source, spark, source.location, inputs)
+    found = write_results(rows, csv_file(predict.csv, storage), contents, storage) | left
+    logger.info(
+        "'%s': %d files = %d with an answer + %d failed + %s",
+        source.name, found["num_files"] + sum(left.values()),
+        found["num_files"] - found["num_failed"], found["num_failed"], source.left.parts,
+    )  # fmt: skip
+    return found
 
 
 def predict_files(

@@ -130,6 +130,78 @@ public final class HadoopFiles implements FlatMapFunction {
         }
     }
 
+    /** Returns the first bytes of a file of a known size; all of them if that is as many. */
+    private static byte[] read(Configuration settings, Path path, long size, int wanted, String policy) throws Exception {
+        FutureDataInputStreamBuilder open = path.getFileSystem(settings).openFile(path);
+        // With the length from the listing, a store gets one request per file instead of two.
+        open.opt("fs.option.openfile.length", String.valueOf(size));
+        open.opt("fs.option.openfile.read.policy", policy);
+        FSDataInputStream stream = (FSDataInputStream) open.build().get();
+        try {
+            byte[] content = new byte[wanted];
+            int filled = 0;
+            while (filled < content.length) {
+                int count = stream.read(content, filled, content.length - filled);
+                if (count < 0) break;
+                filled += count;
+            }
+            if (filled < content.length) throw new java.io.IOException("the file changed while it was read");
+            return content;
+        } finally {
+            stream.close();
+        }
+    }
+
+    private static ExecutorService newThreads() {
+        return Executors.newFixedThreadPool(MAX_FILES, new ThreadFactory() {
+            public Thread newThread(Runnable work) {
+                Thread thread = new Thread(work, "lakevision-read");
+                thread.setDaemon(true);
+                return thread;
+            }
+        });
+    }
+
+    /**
+     * Returns the first bytes of files, each after their number as an int; it is -1 for a file that cannot be read.
+     *
+     * The files are "size TAB path" lines, separated by NUL.
+     */
+    public static byte[] heads(final Configuration settings, final String root, String files, final int most)
+            throws Exception {
+        ExecutorService threads = newThreads();
+        try {
+            ArrayDeque underWay = new ArrayDeque();
+            String[] lines = files.split("\0");
+            for (int i = 0; i < lines.length; i++) {
+                final int tab = lines[i].indexOf('\t');
+                final long size = Long.parseLong(lines[i].substring(0, tab));
+                final Path path = new Path(root, "./" + lines[i].substring(tab + 1));
+                FutureTask task = new FutureTask(new Callable() {
+                    public Object call() throws Exception {
+                        return read(settings, path, size, (int) Math.min(size, (long) most), "random");
+                    }
+                });
+                threads.execute(task);
+                underWay.add(task);
+            }
+            java.io.ByteArrayOutputStream bytes = new java.io.ByteArrayOutputStream();
+            java.io.DataOutputStream found = new java.io.DataOutputStream(bytes);
+            while (!underWay.isEmpty()) {
+                try {
+                    byte[] head = (byte[]) ((Future) underWay.remove()).get();
+                    found.writeInt(head.length);
+                    found.write(head);
+                } catch (java.util.concurrent.ExecutionException error) {
+                    found.writeInt(-1);
+                }
+            }
+            return bytes.toByteArray();
+        } finally {
+            threads.shutdownNow();
+        }
+    }
+
     /** Adds the columns content and unreadable (the reason) to rows with path and size; keeps their order. */
     public Iterator call(Object rows) {
         return new Reading((Iterator) rows, settings.value(), root, maxBytes);
@@ -151,13 +223,7 @@ public final class HadoopFiles implements FlatMapFunction {
             this.settings = settings;
             this.root = root;
             this.maxBytes = maxBytes;
-            final ExecutorService pool = Executors.newFixedThreadPool(MAX_FILES, new ThreadFactory() {
-                public Thread newThread(Runnable work) {
-                    Thread thread = new Thread(work, "lakevision-read");
-                    thread.setDaemon(true);
-                    return thread;
-                }
-            });
+            final ExecutorService pool = newThreads();
             this.threads = pool;
             TaskContext.get().addTaskCompletionListener(new TaskCompletionListener() {
                 public void onTaskCompletion(TaskContext context) {
@@ -213,7 +279,7 @@ public final class HadoopFiles implements FlatMapFunction {
             try {
                 long size = ((Long) row.getAs("size")).longValue();
                 if (size > maxBytes) throw new java.io.IOException("the file has more than " + maxBytes + " bytes");
-                values[row.size()] = content(new Path(root, "./" + row.getAs("path")), size);
+                values[row.size()] = read(settings, new Path(root, "./" + row.getAs("path")), size, (int) size, "whole-file");
             } catch (Exception error) {
                 Throwable cause = error;
                 while (cause instanceof java.util.concurrent.ExecutionException && cause.getCause() != null) {
@@ -224,25 +290,5 @@ public final class HadoopFiles implements FlatMapFunction {
             return RowFactory.create(values);
         }
 
-        private byte[] content(Path path, long size) throws Exception {
-            FutureDataInputStreamBuilder open = path.getFileSystem(settings).openFile(path);
-            // With the length from the listing, a store gets one request per file instead of two.
-            open.opt("fs.option.openfile.length", String.valueOf(size));
-            open.opt("fs.option.openfile.read.policy", "whole-file");
-            FSDataInputStream stream = (FSDataInputStream) open.build().get();
-            try {
-                byte[] content = new byte[(int) size];
-                int filled = 0;
-                while (filled < content.length) {
-                    int count = stream.read(content, filled, content.length - filled);
-                    if (count < 0) break;
-                    filled += count;
-                }
-                if (filled < content.length) throw new java.io.IOException("the file changed while it was read");
-                return content;
-            } finally {
-                stream.close();
-            }
-        }
     }
 }

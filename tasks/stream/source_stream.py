@@ -112,20 +112,20 @@ class _Run:
                 # Before the first batch: if that fails, a restart must not be forgotten.
                 processed.add_batch(FILE_ARROW.empty_table(), [])
             processed.take_back_listings()
-            has_processed = self._process_new(spark, processed)
+            has_processed, source = self._process_new(spark, processed)
             while self.stream.interval_seconds is not None:
                 _sleep(self.stream.interval_seconds)
-                self._process_new(spark, processed)
+                _, source = self._process_new(spark, processed)
             lag = self._lag(processed) if has_processed else Lag(0, 0.0)
-            answers = self._write_results(spark, self.counts.model or model)
+            answers = self._write_results(spark, source, self.counts.model or model)
         report = self.counts.report(snapshots.latest(spark, self.predictions), model, lag, answers)
         log_end(report)
         return report
 
-    def _write_results(self, spark: SparkSession | None, model: ModelRef) -> dict[str, Any]:
+    def _write_results(self, spark: SparkSession | None, source: ListedSource, model: ModelRef) -> dict[str, Any]:
         inputs = snapshots.newest_snapshot(spark, self.inputs)
         table = None if inputs is None else inputs.table
-        return source_results(spark, self.location, table, self.predictions, model, self.predict, self.storage)
+        return source_results(spark, source, table, self.predictions, model, self.predict, self.storage)
 
     def _find(self, spark: SparkSession | None) -> ModelRef:
         """Return the model version that now has the alias."""
@@ -136,8 +136,8 @@ class _Run:
             self.logged.add(model)
         return model
 
-    def _process_new(self, spark: SparkSession | None, processed: ProcessedFiles) -> bool:
-        """Process the files that are new now, batch by batch; return whether there were any.
+    def _process_new(self, spark: SparkSession | None, processed: ProcessedFiles) -> tuple[bool, ListedSource]:
+        """Process the files that are new now, batch by batch; return whether there were any, and the listing.
 
         Raises:
             NeedsSpark: There are some, and `spark` is None; nothing was changed.
@@ -161,14 +161,14 @@ class _Run:
                 if left:  # The last batch is recorded with the listing.
                     processed.add_batch(files, gone)
                 if self.stream.interval_seconds is not None:
-                    self.paced(lambda: self._write_results(spark, self.counts.model or model))
+                    self.paced(lambda: self._write_results(spark, source, self.counts.model or model))
                 lag = Lag(0, seconds if left else 0.0, left)
                 if self.show is not None:
                     self.show(partial(self.counts.copy().report, written, model, lag))
         if new.num_rows:
             processed.replace(source.listing, vanished)
             remove_older(processed.checkpoint)
-        return bool(pending.num_rows)
+        return bool(pending.num_rows), source
 
     def _lag(self, processed: ProcessedFiles) -> Lag:
         """Return the lag after all files were processed: the files that came meanwhile."""

@@ -34,6 +34,8 @@ class PipelineSummary(Ref):
     images: int
     quarantined: int
     duplicates: int
+    ignored: int = 0
+    """Files of the source with neither the name nor the content of an image."""
     delta_version: int
     cache_rows: dict[str, int]
     single: TrainingSummary | None
@@ -82,6 +84,7 @@ def make_summary(
         images=etl.stored,
         quarantined=etl.quarantined,
         duplicates=etl.duplicates,
+        ignored=etl.ignored,
         delta_version=etl.images.version,
         cache_rows={split: part.rows for split, part in open_cache(cache).splits.items()},
         single=None if single is None else _training(storage, single),
@@ -190,7 +193,8 @@ def _facts(summary: PipelineSummary) -> dict[str, str]:
     trained = {"one process": summary.single, "distributed": summary.distributed}
     accuracies = [f"{training.val_accuracy:.4f} ({name})" for name, training in trained.items() if training]
     return {
-        "images": f"{summary.images} ingested, {summary.quarantined} quarantined, {summary.duplicates} duplicates",
+        "images": f"{summary.images} ingested, {summary.quarantined} quarantined, {summary.duplicates} duplicates, "
+        f"{summary.ignored} other files ignored",
         "Delta": f"version {summary.delta_version}",
         "cache": f"{rows} rows",
         "training": f"val accuracy {', '.join(accuracies)}",

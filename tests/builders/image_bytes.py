@@ -5,6 +5,7 @@ import struct
 import zlib
 
 import numpy as np
+import pillow_heif
 import pytest
 from PIL import Image
 
@@ -13,8 +14,11 @@ from tasks.model_package.reasons import BadImage, Reason
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options: object) -> bytes:
-    """Return the image as a file encoded by PIL."""
+    """Return the image as a file encoded by PIL, or by pillow-heif for the format HEIC."""
     buffer = io.BytesIO()
+    if file_format == "HEIC":
+        pillow_heif.from_pillow(image).save(buffer, **options)
+        return buffer.getvalue()
     image.save(buffer, format=file_format, **options)
     return buffer.getvalue()
 
@@ -60,6 +64,13 @@ def packed_tiff(samples_HW: np.ndarray) -> bytes:
     height, width = samples_HW.shape
     given = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 0, 278: height, 279: len(pixels)}
     return tiff_file(given, pixels)
+
+
+def raw_photo(*tags: tuple[int, int], begin: bytes = b"") -> bytes:
+    """Return the begin of a TIFF with these tags and values in its first directory."""
+    place = 8 + len(begin)
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<I", place) + begin + struct.pack("<H", len(tags)) + entries + bytes(200)
 
 
 def png_header_only(width: int, height: int) -> bytes:

@@ -353,12 +353,15 @@ def test_user_logs_in_and_starts_a_run_from_the_form(up: Up, browser: webdriver.
 
 
 def test_user_logs_in_to_mlflow_and_sees_the_runs(up: Up, browser: webdriver.Chrome, tmp_path: Path) -> None:
-    """MLflow's pages work with the login and without the Assistant."""
+    """MLflow's pages work with the login, with the menu of model training alone, and without the Assistant."""
     wait = WebDriverWait(browser, WAIT_SECONDS)
     log_in_to_mlflow(browser, up.mlflow, up.auth)
-    browser.get(f"{up.mlflow}/#/experiments")
-    wait.until(lambda page: "lakevision" in text_of(page))
-    browser.save_screenshot(str(tmp_path / "mlflow.png"))
+    for _visit in range(2):  # The browser has the second page.
+        browser.get(f"{up.mlflow}/#/experiments")
+        wait.until(lambda page: "lakevision" in text_of(page) and "Model registry" in text_of(page))
+        browser.save_screenshot(str(tmp_path / "mlflow.png"))
+        assert not {"GenAI", "AI Gateway", "Prompts", "MLflow Assistant"} & {*text_of(browser).splitlines()}
+        browser.refresh()
     status = browser.execute_async_script(
         "fetch('ajax-api/2.0/mlflow/experiments/search?max_results=9').then(a => arguments[0](a.status))"
     )

@@ -1,11 +1,11 @@
 """Outcomes of files: every line of the table in tasks/etl/README.md, tested on Delta tables."""
 
-import io
 import os
 import re
 import shutil
 import struct
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,16 @@ from PIL import Image
 from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
+from tasks.refs import EtlReport
 from tasks.storage import Storage, resolve_storage
+from tests.builders.colour_profiles import adobe_rgb
 from tests.builders.etl_tables import etl_settings, ingest, ledger
 from tests.builders.image_bytes import (
     deep_png,
+    encoded,
     jpeg_with_frame,
     png_with_chunks,
+    raw_photo,
     run_length_bmp,
     scan_bomb,
     tiff_with_tile,
@@ -46,7 +50,15 @@ class Line:
 
 
 LINES = (
-    Line("JPEG or PNG", "stored", None, ("train/red/000.png", "train/red/jpeg-inside.png", "train/red/UPPER.JPG")),
+    Line(
+        "JPEG, PNG",
+        "stored",
+        None,
+        tuple(
+            f"train/red/{name}"
+            for name in ("000.png", "jpeg-inside.png", "UPPER.JPG", "a.gif", "a.HEIC", "avif.txt", "plain", "x.png.1")
+        ),
+    ),
     Line(
         "grayscale",
         "stored",
@@ -63,7 +75,8 @@ LINES = (
     ),
     Line("the same bytes in two", "quarantined", "split_conflict", ("train/red/leak.png", "val/red/leak.png")),
     Line("empty", "quarantined", "zero_bytes", ("train/red/empty.png",)),
-    Line("no image", "quarantined", "not_an_image", ("train/red/text.jpg", "train/red/web.png")),
+    Line("a profile", "stored", None, ("train/red/profile.png",)),
+    Line("the name of an image", "quarantined", "not_an_image", ("train/red/text.jpg", "train/red/web.png")),
     Line("another format", "quarantined", "unsupported_format", ("train/red/xl.jpg", "train/red/twelve.jpg")),
     Line("cut off", "quarantined", "truncated", ("train/red/half.png", "train/red/header.png")),
     Line("damaged pixels", "quarantined", "damaged", ("train/red/damaged.png",)),
@@ -78,10 +91,10 @@ LINES = (
     Line("changed or touched, and no permission", "stored", None, ("train/blue/001.png",)),
     Line("no label", "quarantined", "label_missing", ("train/lone.png", "lone.png")),
     Line("in none of", "quarantined", "split_missing", ("red/nowhere.png",)),
-    Line(
-        "hidden", None, None, ("train/red/.hidden.png", "train/red/._000.png", "train/red/a.gif", "train/red/out.png")
-    ),
+    Line("neither the name nor", "ignored", "other_file", ("train/red/a.mov", "train/red/preview.nef", "notes.txt")),
+    Line("hidden", None, None, ("train/red/.hidden.png", "train/red/._000.png", "train/red/Thumbs.db")),
     Line("in a system folder", None, None, ("train/@eaDir/000.png",)),
+    Line("a link that leads out", None, None, ("train/red/out.png", "train/linked/000.png")),
     Line("changed since", "stored", None, ("train/green/001.png",)),
     Line("deleted since", "deleted", None, ("train/green/002.png",)),
 )
@@ -99,13 +112,6 @@ def bomb(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
-
-
-def encoded(image: Image.Image, file_format: str, **options: object) -> bytes:
-    """Return the image as a file encoded by PIL."""
-    buffer = io.BytesIO()
-    image.save(buffer, format=file_format, **options)
-    return buffer.getvalue()
 
 
 def make_source(folder: Path) -> None:
@@ -149,6 +155,14 @@ def make_source(folder: Path) -> None:
         "hairline.png": encoded(noise(14).resize((50, 1)), "PNG"),
         "bits.png": deep_png(np.arange(144, dtype=np.uint16).reshape(12, 12, 1)),
         "float.png": encoded(Image.new("F", (9, 9), 0.5), "TIFF"),
+        "a.HEIC": encoded(noise(24), "HEIC"),
+        "avif.txt": encoded(noise(25), "AVIF"),
+        "plain": encoded(noise(26), "JPEG2000"),
+        "x.png.1": encoded(noise(27), "WEBP"),
+        "profile.png": encoded(noise(28), "PNG", icc_profile=adobe_rgb()),
+        "a.mov": b"\0\0\0\x14ftypqt  \0\0\0\0qt  ",
+        "preview.nef": raw_photo((254, 1)),
+        "Thumbs.db": b"\xd0\xcf\x11\xe0",
         ".hidden.png": whole,
         "._000.png": whole,
         "a.gif": encoded(noise(15), "GIF"),
@@ -166,6 +180,8 @@ def make_source(folder: Path) -> None:
     (folder / "train" / "blue" / "link.png").symlink_to(folder / "train" / ".store" / "linked.png")
     noise(18).save(folder.parent / "outside.png")
     (red / "out.png").symlink_to(folder.parent / "outside.png")
+    (folder / "train" / "linked").symlink_to(folder / "train" / "green")
+    (folder / "notes.txt").write_text("where the photos are from")
     shutil.copy(folder / "train" / "green" / "000.png", folder / "train" / "green" / "zzz.png")
     shutil.copy(red / "two.png", folder / "train" / "blue" / "two.png")
     shutil.copy(red / "leak.png", folder / "val" / "red" / "leak.png")
@@ -181,6 +197,8 @@ class Ingested:
     source: Path
     storage: Storage
     files: dict[str, tuple[str, str | None]]
+    first: EtlReport
+    second: EtlReport
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +217,8 @@ def ingested(spark, tmp_path_factory) -> Ingested:
     listed = prepare_source(etl, storage, SparkConfig())
     unreadable.unlink()
     unreadable.mkdir()  # Reading it fails (EISDIR), also for root.
-    ingest_source(etl, listed, storage, SparkConfig())
-    return Ingested(source, storage, ledger(spark, storage))
+    second = ingest_source(etl, listed, storage, SparkConfig())
+    return Ingested(source, storage, ledger(spark, storage), first, second)
 
 
 def readme_lines() -> list[str]:
@@ -221,6 +239,25 @@ def test_file_has_the_outcome_in_the_readme(ingested: Ingested, line: Line) -> N
     """Every file of this kind has the outcome and reason of the line."""
     wanted = None if line.outcome is None else (line.outcome, line.reason)
     assert {path: ingested.files.get(path) for path in line.paths} == dict.fromkeys(line.paths, wanted)
+
+
+def test_all_files_are_accounted_for(ingested: Ingested) -> None:
+    """The numbers of both reports add up to those of the ledger, and to what lies in the folder."""
+    outcomes = Counter(outcome for outcome, _reason in ingested.files.values())
+    second = ingested.second
+    assert outcomes == {
+        "stored": second.stored,
+        "duplicate": second.duplicates,
+        "quarantined": second.quarantined,
+        "ignored": second.ignored,
+        "deleted": 1,
+    }
+    assert ingested.first.ignored == second.ignored == 3
+    found = [path for path in ingested.source.rglob("*") if path.is_file() and not path.is_symlink()]
+    # Files but those of folders that count as one, the link that is followed, and a file that became a folder.
+    in_folders = [path for path in found if {".store", "@eaDir"} & {*path.parts}]
+    accounted = second.stored + second.duplicates + second.quarantined + second.ignored + second.left_by_systems
+    assert accounted == len(found) - len(in_folders) + len((".store", "@eaDir")) + len(("link", "001.png"))
 
 
 def test_all_other_files_in_the_ledger_are_stored(ingested: Ingested) -> None:

@@ -175,7 +175,7 @@ def test_model_package_stands_alone() -> None:
     files = sources("tasks/model_package")
     distributions = packages_distributions()
     outside = set().union(*map(imported_names, files)) - set(sys.stdlib_module_names)
-    required = {name.lower() for module in outside for name in distributions[module]}
+    required = {name.lower().replace("_", "-") for module in outside for name in distributions[module]}
 
     assert len(files) > 6
     assert required == set(REQUIREMENTS)

@@ -25,7 +25,7 @@ def archive(folder: Path) -> Path:
     ("settings", "sentence"),
     [
         (lambda folder: {"source": str(folder / "no")}, "source is '.*no', which does not exist"),
-        (lambda folder: {"source": str(archive(folder))}, "source is '.*photos.zip', which is not a folder"),
+        (lambda folder: {"source": str(archive(folder))}, "source is '.*photos.zip', which is an archive: unpack it"),
         (lambda _folder: {"model": "resnet19"}, "train.model is 'resnet19', .*: did you mean resnet18"),
         (lambda folder: {"weights": str(folder / "no.pth")}, "train.weights is '.*no.pth', which is not a file"),
     ],

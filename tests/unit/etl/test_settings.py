@@ -57,7 +57,7 @@ def test_pattern_in_another_form_of_unicode_is_the_same() -> None:
         ({"split_by": "folder"}, "is folder, but .* was made with stratified"),
         ({"split_by": "content"}, "is content, but .* was made with stratified"),
         ({"sample_bits": 12}, "etl.sample_bits is 12, but .* was made with nothing"),
-        ({"decode_version": 1}, "etl.decode_version is 1, but .* was made with 2"),
+        ({"decode_version": 1}, "etl.decode_version is 1, but .* was made with 3"),
     ],
 )
 def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -94,7 +94,10 @@ def test_table_keeps_its_version_of_decoding() -> None:
         return table_properties(continued(EtlConfig.model_validate(settings), earlier), SOURCE)
 
     assert continued(EtlConfig(), earlier).decode_version == 1
-    assert continued(EtlConfig(), MADE_WITH).decode_version == 2
+    assert continued(EtlConfig(), MADE_WITH).decode_version == 3
+    second = MADE_WITH | {"lakevision.decode_version": "2"}
+    assert continued(EtlConfig(sample_bits=12), second) == EtlConfig(sample_bits=12, decode_version=2)
+    assert continued(EtlConfig(decode_version=2), MADE_WITH).decode_version == 2  # and is refused
     with pytest.raises(WrongInput, match="sample_bits is 12, but the tables are decoded by version 1, .*: leave it"):
         continued(EtlConfig(sample_bits=12), earlier)
     assert check_properties(earlier, wanted(), "/tables/images", replace_source=False) is False

@@ -258,7 +258,7 @@ def test_saved_model_has_two_files(tmp_path: Path) -> None:
         "precision": "float32",
         "temperature": 1.0,
         "weights_sha256": hashlib.sha256((tmp_path / WEIGHTS_FILE).read_bytes()).hexdigest(),
-        "decoding": {"version": 2, "sample_bits": None},
+        "decoding": {"version": 3, "sample_bits": None},
     }
 
 
@@ -271,8 +271,8 @@ def test_model_of_an_earlier_release_decodes_as_before(tmp_path: Path) -> None:
 
     file.write_text(json.dumps(described))
     assert ImageClassifier.load(tmp_path, CPU).decoding == AS_BEFORE
-    file.write_text(json.dumps(described | {"decoding": {"version": 3, "sample_bits": None}}))
-    with pytest.raises(InvalidPackage, match=r"\(decoding.version is 3: Input should be 1 or 2\)"):
+    file.write_text(json.dumps(described | {"decoding": {"version": 4, "sample_bits": None}}))
+    with pytest.raises(InvalidPackage, match=r"\(decoding.version is 4: Input should be 1, 2 or 3\)"):
         ImageClassifier.load(tmp_path, CPU)
 
 

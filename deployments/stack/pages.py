@@ -1,0 +1,77 @@
+"""Additions to the pages of Prefect and MLflow, whose settings have no place for them."""
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+END_OF_HEAD = b"</head>"
+
+CONDITIONAL = (b"if-none-match", b"if-modified-since")
+"""Headers of a request for a page that the browser has: the page without the addition would count as the same."""
+
+MLFLOW_ADDITION = b"""
+<style>
+  [data-assistant-ui], aside > div:has(> [role="button"]), [data-component-id="mlflow.home.telemetry-alert"] {
+    display: none !important;
+  }
+</style>
+<script>
+  localStorage.setItem("mlflow.workflowType_v1", JSON.stringify("machine_learning"));
+  localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
+  localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
+</script>
+"""
+"""MLflow's menu is that of model training, without the Assistant and the choice of another menu: neither is served.
+
+Nor is there a message about telemetry, which is switched off.
+"""
+
+
+class WithAddition:
+    """ASGI middleware that adds a text to the head of an application's page."""
+
+    def __init__(self, app: ASGIApp, addition: bytes) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            addition: HTML of the head.
+        """
+        self._app = app
+        self._addition = addition
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request, and add the text to a response that is a page."""
+        if scope["type"] != "http" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        start: Message | None = None
+        body = b""
+
+        async def add(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start":
+                if MutableHeaders(raw=message["headers"]).get("content-type", "").startswith("text/html"):
+                    start = message
+                    return
+            elif start is not None:
+                body += message.get("body", b"")
+                if message.get("more_body"):
+                    return
+                page = body.replace(END_OF_HEAD, self._addition + END_OF_HEAD, 1)
+                headers = MutableHeaders(raw=start["headers"])
+                headers["content-length"] = str(len(page))
+                for name in ("etag", "last-modified"):
+                    if name in headers:
+                        del headers[name]
+                await send(start)
+                message = {"type": "http.response.body", "body": page}
+            await send(message)
+
+        if _is_page(scope):
+            scope = {**scope, "headers": [(name, value) for name, value in scope["headers"] if name not in CONDITIONAL]}
+        await self._app(scope, receive, add)
+
+
+def _is_page(scope: Scope) -> bool:
+    """Return whether a browser asks for a page, and not for one of its parts."""
+    return any(name == b"accept" and value.startswith(b"text/html") for name, value in scope["headers"])
