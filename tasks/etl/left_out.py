@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.errors import join_names, loggable
-from tasks.model_package.formats import HEAD_BYTES, other_content
+from tasks.model_package.structure import HEAD_BYTES, other_content
 from tasks.schema import FILE_ARROW
 from tasks.tables.parquet_rows import ParquetRows, SpooledRows, spool_rows
 

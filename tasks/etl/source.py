@@ -21,7 +21,7 @@ from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.left_out import LeftOut, ListedFiles, has_image_name, is_hidden, is_system_file
 from tasks.etl.listing import check_labels, local_files, make_listing
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
-from tasks.model_package.formats import HEAD_BYTES, other_content
+from tasks.model_package.structure import HEAD_BYTES, other_content
 from tasks.paths import expand_user, local_path
 from tasks.spark.file_systems import check_folder, hadoop_files, scheme_of
 from tasks.spark.gateway import connected_jvm

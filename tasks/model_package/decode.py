@@ -13,10 +13,18 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from .colours import in_srgb
 from .description import NEWEST, Decoding
-from .formats import FORMATS, format_of
 from .reasons import BadImage, Reason, refusal
 from .samples import deep_mode, to_eight_bits
-from .structure import JPEG, MAX_PIXELS, header_problem, layout_problem, scan_problem, without_metadata
+from .structure import (
+    FORMATS,
+    JPEG,
+    MAX_PIXELS,
+    format_of,
+    header_problem,
+    layout_problem,
+    scan_problem,
+    without_metadata,
+)
 
 logger = logging.getLogger("lakevision.decode")
 

@@ -7,8 +7,7 @@ from itertools import takewhile
 
 from PIL import Image, TiffImagePlugin
 
-from .formats import FORMATS, format_of
-from .structure import SCAN, jpeg_segments, last_box_end
+from .structure import FORMATS, SCAN, format_of, jpeg_segments, last_box_end
 
 
 class Reason(StrEnum):

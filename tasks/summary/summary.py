@@ -190,11 +190,12 @@ def _facts(summary: PipelineSummary) -> dict[str, str]:
     interval = ""
     if summary.test_interval is not None:
         interval = " (95 % interval {:.4f} to {:.4f})".format(*summary.test_interval)
+    others = f", {summary.ignored} other files ignored" if summary.ignored else ""
     trained = {"one process": summary.single, "distributed": summary.distributed}
     accuracies = [f"{training.val_accuracy:.4f} ({name})" for name, training in trained.items() if training]
     return {
-        "images": f"{summary.images} ingested, {summary.quarantined} quarantined, {summary.duplicates} duplicates, "
-        f"{summary.ignored} other files ignored",
+        "images": f"{summary.images} ingested, {summary.quarantined} quarantined, {summary.duplicates} duplicates"
+        + others,
         "Delta": f"version {summary.delta_version}",
         "cache": f"{rows} rows",
         "training": f"val accuracy {', '.join(accuracies)}",

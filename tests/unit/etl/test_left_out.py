@@ -14,7 +14,7 @@ from tasks.errors import WrongInput
 from tasks.etl import left_out
 from tasks.etl.left_out import LeftOut, content_of_head
 from tasks.etl.listing import check_source, local_files, make_listing
-from tasks.model_package.formats import HEAD_BYTES, NO_IMAGE, other_content
+from tasks.model_package.structure import HEAD_BYTES, NO_IMAGE, other_content
 from tests.builders.image_bytes import encoded, noise, raw_photo
 
 IMAGES = {

@@ -1,0 +1,60 @@
+"""A folder as phones leave it: two commands of the README lead to a CSV file of predictions and the page of results."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders.phone_folder import IGNORED, LEFT_BY_SYSTEMS, PER_CLASS, write_phone_folder
+from tests.builders.processes import ROOT, free_port, plain_environment, run_python
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_phone_folder_goes_to_predictions_with_two_commands(tmp_path: Path) -> None:
+    """No setting is given; every file is accounted for, and the second command is filled in by the first."""
+    folder, home = write_phone_folder(tmp_path / "phone"), tmp_path / "home"
+    environment = plain_environment(LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(free_port()))
+
+    first = run_python("-m", "deployments.demo", "--source", str(folder), environment=environment, timeout=1200)
+
+    assert first.returncode == 0, first.stdout[-4000:] + first.stderr[-4000:]
+    summary = json.loads((home / "summary.json").read_text())
+    assert (summary["images"], summary["quarantined"], summary["ignored"]) == (2 * PER_CLASS, 0, len(IGNORED))
+    num_files = sum(1 for path in folder.rglob("*") if path.is_file())
+    assert re.search(
+        rf"{num_files} files = {2 * PER_CLASS} stored \+ 0 duplicates \+ 0 quarantined \+ {len(IGNORED)} ignored "
+        rf"\(2 \.mov, 1 \.aae, 1 \.txt\) \+ {len(LEFT_BY_SYSTEMS)} left by systems",
+        first.stdout,
+    )
+    assert (summary["predictions"], summary["prediction_errors"]) == (2 * PER_CLASS, 0)
+    assert re.search(r"Prefect UI  http://[^/]+/runs/flow-run/\S+", first.stdout)
+    command = summary["next"]["predict a folder"]
+    assert command in first.stdout
+
+    asked = command.replace("FOLDER", str(folder)).replace(".venv/bin/python", sys.executable, 1)
+    second = subprocess.run(
+        ["bash", "-c", asked],
+        cwd=ROOT,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+    assert second.returncode == 0, second.stderr
+    report = json.loads(second.stdout)
+    assert (report["num_files"], report["num_failed"], report["num_ignored"]) == (2 * PER_CLASS, 0, len(IGNORED))
+    with open(report["csv"], encoding="utf-8-sig", newline="") as file:
+        rows = {row["path"]: row for row in csv.DictReader(file)}
+    assert set(rows) == {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {
+        *IGNORED,
+        *LEFT_BY_SYSTEMS,
+    }
+    assert {row["predicted"] for row in rows.values()} <= {"beach", "forest"}
+    assert f"{2 * PER_CLASS} files, 0 of them failed, {len(IGNORED)} other files ignored" in second.stderr
