@@ -5,8 +5,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 END_OF_HEAD = b"</head>"
 
-CONDITIONAL = (b"if-none-match", b"if-modified-since")
-"""Headers of a request for a page that the browser has: the page without the addition would count as the same."""
+NOT_PASSED_ON = (b"if-none-match", b"if-modified-since", b"accept-encoding")
+"""Headers of a request for a page: a page of the browser may lack the addition, and a compressed page gets none."""
+
+PREFECT_ADDITION = b"""
+<style>
+  .p-toast-container__toast:has(a[href*="app.prefect.cloud"]) { display: none !important; }
+</style>
+<script>
+  new MutationObserver(() => {
+    for (const label of document.querySelectorAll(".schema-form-property__label, label")) {
+      const text = [...label.childNodes].find(node => node.nodeType === 3 && node.nodeValue.endsWith(" (Optional)"));
+      const property = text && (label.closest(".schema-form-property") || label.parentElement);
+      if (property && property.textContent.includes("; required")) {
+        text.nodeValue = text.nodeValue.replace(" (Optional)", "");
+      }
+    }
+  }).observe(document, { childList: true, subtree: true });
+</script>
+"""
+"""Prefect's pages without an advertisement in place of an error before the login, and without "(Optional)" beside a
+setting that is required."""
 
 MLFLOW_ADDITION = b"""
 <style>
@@ -68,7 +87,10 @@ class WithAddition:
             await send(message)
 
         if _is_page(scope):
-            scope = {**scope, "headers": [(name, value) for name, value in scope["headers"] if name not in CONDITIONAL]}
+            scope = {
+                **scope,
+                "headers": [(name, value) for name, value in scope["headers"] if name not in NOT_PASSED_ON],
+            }
         await self._app(scope, receive, add)
 
 

@@ -33,6 +33,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.stack.pages import PREFECT_ADDITION, WithAddition
 from deployments.stack.register import HEARTBEAT_AUTOMATION
 from deployments.stack.serving import add_address, host_names, listening_socket, serve
 from tasks.errors import WrongInput
@@ -153,7 +154,7 @@ def guarded_app(hosts: Sequence[str]) -> ASGIApp:
     app = create_app(final=True)
     app.add_middleware(OutageResponse, is_retryable=is_client_retryable_exception)
     # Around the app and not within it: the actions of automations call the app in this process, by a host of their own.
-    return TrustedHostMiddleware(app, allowed_hosts=list(hosts), www_redirect=False)
+    return TrustedHostMiddleware(WithAddition(app, PREFECT_ADDITION), allowed_hosts=list(hosts), www_redirect=False)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -139,7 +139,9 @@ def form_properties(
         default = schema.pop("default", None)
         schema.pop("minLength", None)  # a deployment may leave it empty for the user to fill in; a rule refuses its run
         written = str(default).lower() if isinstance(default, bool) else default
-        default_text = "" if default is None or name in required else f"; by default {written}"
+        default_text = "" if default is None else f"; by default {written}"
+        if name in required:
+            default_text = "; required"
         shown[name] = schema | {"title": title(name), "description": schema["description"] + default_text}
     shown |= {name: schema for name, schema in properties.items() if name not in groups}
     for name in sorted(groups, key=lambda name: name in {"storage", "spark"}):

@@ -331,6 +331,11 @@ def test_user_logs_in_and_starts_a_run_from_the_form(up: Up, browser: webdriver.
     before = num_runs(up)
     wait = WebDriverWait(browser, WAIT_SECONDS)
 
+    browser.get(f"{up.url}/login")
+    advertised = ".p-toast-container__toast a[href*='app.prefect.cloud']"
+    wait.until(lambda page: page.find_elements(By.CSS_SELECTOR, advertised))  # Prefect's page still has it.
+    assert "Login" in text_of(browser)
+    assert "Oops" not in text_of(browser)
     browser.get(f"{up.url}/deployments/deployment/{deployment}/run")
     log_in(browser, "lakevision:guessed")
     wait.until(lambda page: "Authentication failed" in page.page_source)

@@ -354,7 +354,10 @@ def read_deployment(api: httpx.Client, name: str) -> dict:
 
 @pytest.mark.parametrize("interface", ["", "/v2"], ids=["first", "second"])
 def test_form_shows_common_settings_first(stack, api, interface):
-    """Source, model, weights and image size are on the first screen, groups are folded, and no property is None."""
+    """Source, model, weights and image size are on the first screen, and groups are folded.
+
+    No property is None, and a required setting is not called optional.
+    """
     with chromium() as browser:
         wait = WebDriverWait(browser, WAIT_SECONDS)
         browser.get(f"{stack.url}/login")
@@ -368,6 +371,12 @@ def test_form_shows_common_settings_first(stack, api, interface):
                 assert 0 < shown["y"] < shown["y"] + shown["height"] <= 900, (name, label, shown)
             text = text_of(browser)
             assert 'Property is type "None"' not in text
+            lines = text.splitlines()
+            assert ("Source" in lines, "Source (Optional)" in lines, "Tables (Optional)" in lines) == (
+                True,
+                False,
+                True,
+            )
             assert "(16 to 1024)" in text
             # A field of a group, and the group itself.
             assert "Stored Side" not in text
