@@ -14,6 +14,14 @@ from tests.builders.killed_runs import UndisturbedRun, run_undisturbed
 SEED = os.environ.get("LAKEVISION_FAULT_SEED") or secrets.token_hex(4)
 
 
+MOST_ROUNDS = int(os.environ.get("LAKEVISION_FAULT_ROUNDS", "1000"))
+
+
+def at_most(rounds: int) -> int:
+    """Return the number of rounds of a test, or LAKEVISION_FAULT_ROUNDS where that is less."""
+    return min(rounds, MOST_ROUNDS)
+
+
 def draw_for(name: str) -> random.Random:
     """Return the generator of a test's random moments, and print the seed that repeats them."""
     print(f"to repeat it: LAKEVISION_FAULT_SEED={SEED}")

@@ -49,8 +49,9 @@ from tests.builders.submitted_training import (
 )
 from tests.builders.training_runs import weights
 from tests.conftest import write_images
+from tests.faults.conftest import at_most
 
-NUM_CANCELS, NUM_OUTAGES, NUM_LONG_OUTAGES, NUM_LOSSES = 7, 17, 3, 7
+NUM_CANCELS, NUM_OUTAGES, NUM_LONG_OUTAGES, NUM_LOSSES = map(at_most, (7, 17, 3, 7))
 """Rounds of each test. A round starts a flow run, a launcher and ranks, which takes up to half a minute."""
 
 LONGEST_RETRIES = 75.0

@@ -15,8 +15,9 @@ from tests.builders.gpu_watch import GpuWatch
 from tests.builders.killed_training import ENDLESS, TRAIN, start_launcher
 from tests.builders.leftovers import Leftovers
 from tests.builders.submissions import WAIT_SECONDS
+from tests.faults.conftest import at_most
 
-ROUNDS = 10
+ROUNDS = at_most(10)
 """For each number of ranks."""
 
 

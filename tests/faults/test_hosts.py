@@ -36,11 +36,12 @@ from tests.fakes.ranks_on_hosts import (
     settings,
     wait_until,
 )
+from tests.faults.conftest import at_most
 
-NUM_CUTS = 10
+NUM_CUTS = at_most(10)
 """Rounds for each backend: one takes more than a minute, for most of which both ends wait for each other."""
 
-NUM_KILLS = 3
+NUM_KILLS = at_most(3)
 """Rounds for each backend and victim: 30 in all."""
 
 TRAIN_ROUNDED = ROUNDED.model_copy(

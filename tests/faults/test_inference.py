@@ -12,8 +12,9 @@ from tests.builders.etl_tables import ingest
 from tests.builders.killed_inference import SPARK, predict_into, predicted, run_inference
 from tests.builders.killed_runs import VICTIMS
 from tests.builders.untrained_model import log_run
+from tests.faults.conftest import at_most
 
-ROUNDS = 20
+ROUNDS = at_most(20)
 
 
 @pytest.mark.timeout(2400)

@@ -16,8 +16,9 @@ from tests.builders.interrupted_commits import (
     tables_of,
     versions_of,
 )
+from tests.faults.conftest import at_most
 
-ROUNDS = 20
+ROUNDS = at_most(20)
 
 
 @pytest.mark.timeout(3600)

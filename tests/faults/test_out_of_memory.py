@@ -28,6 +28,7 @@ from tests.builders.killed_training import (
 )
 from tests.builders.memory_limits import memory_cgroup
 from tests.builders.training_runs import weights
+from tests.faults.conftest import at_most
 
 MARGIN = 192 * 2**20
 """Bytes that the limited process may still allocate; the gradients of all weights take 275 MB.
@@ -81,7 +82,7 @@ def test_process_that_the_kernel_kills_for_its_memory_is_told_in_twenty_rounds(
     other = resolve_storage(StorageConfig(home=str(tmp_path / "other")))
     undisturbed = launch_ranks(TrainingSpec(train=train, distributed=distributed, cache=cache, storage=other))
     expected = weights(undisturbed, other, tmp_path)
-    for number in range(rounds):
+    for number in range(at_most(rounds)):
         own = resolve_storage(StorageConfig(home=f"{tmp_path}/home-{number}"))
         spec = TrainingSpec(train=train, distributed=distributed, cache=cache, storage=own)
         victim, epoch, seconds = draw.randrange(spec.num_ranks), draw.randrange(1, 15), draw.uniform(0, 0.5)

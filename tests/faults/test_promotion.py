@@ -19,8 +19,9 @@ from tests.builders.killed_promotions import (
     state_of,
     try_here,
 )
+from tests.faults.conftest import at_most
 
-ROUNDS = 20
+ROUNDS = at_most(20)
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,9 @@ from tests.builders.rank_cases import BACKENDS
 from tests.builders.spark_cluster import start_cluster
 from tests.builders.training_runs import ROUNDED, weights
 from tests.conftest import write_images
+from tests.faults.conftest import at_most
 
-ROUNDS = 6
+ROUNDS = at_most(6)
 """For each process that is killed, with the backends in turns: 24 in all."""
 
 LAUNCH = """

@@ -23,8 +23,9 @@ from tests.builders.killed_streams import (
 from tests.builders.streams import commit_images, keys_of, photos_of, stream
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
+from tests.faults.conftest import at_most
 
-NUM_KILLS, NUM_KILLS_OF_FILES = 20, 6
+NUM_KILLS, NUM_KILLS_OF_FILES = map(at_most, (20, 6))
 
 
 @pytest.mark.timeout(3600)

@@ -36,11 +36,12 @@ from tests.builders.rank_cases import BACKENDS
 from tests.builders.rank_errors import error_in_rank_1
 from tests.builders.training_runs import ROUNDED, weights
 from tests.fakes.interrupted_training import coloured_cache
+from tests.faults.conftest import at_most
 
-MOMENTS = 3
-ROUNDS = 20
+MOMENTS = at_most(3)
+ROUNDS = at_most(20)
 STALL_SECONDS = 10
-ROUNDS_ON_FULL_DISK = 7
+ROUNDS_ON_FULL_DISK = at_most(7)
 """For each of the three kinds of training."""
 EPOCHS_ON_FULL_DISK = 20
 """Long enough for some checkpoints, which are a second apart, that cannot be written."""
