@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.labels import PathLabels
-from tasks.etl.left_out import LeftOut, ListedFiles, content_of_head, has_image_name, is_system_file
+from tasks.etl.left_out import SYSTEM_FILES, LeftOut, ListedFiles, content_of_head, has_image_name, is_system_file
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders, is_system_folder
 from tasks.paths import raise_unless_gone
 from tasks.refs import SPLITS
@@ -72,10 +72,7 @@ class _Walk:
                     if name.startswith("."):
                         self.left.num_systems += 1
                     elif entry.is_file(follow_symlinks=False):
-                        if has_image_name(name) or not is_system_file(name):
-                            names.append(name)
-                        else:
-                            self.left.num_systems += 1
+                        names.append(name)
                     elif entry.is_symlink():
                         # Links are followed only inside the source: the user gave no access to files outside it. A link
                         # to a parent folder would recurse without end; its files are listed at their own path.
@@ -87,7 +84,7 @@ class _Walk:
         except OSError as error:
             raise_unless_gone(error, folder, self.setting)
             return  # Deleted since its parent was read.
-        if not names and folder != self.source:
+        if len(names) <= len(SYSTEM_FILES) and all(map(is_system_file, names)) and folder != self.source:
             self.left.empty.append(folder[len(self.source) + 1 :])
         names.sort()
         files = names if not (folders or links) else []
@@ -166,6 +163,10 @@ def local_files(
             continue  # Deleted since it was read.
         try:
             for name in names:
+                has_name = has_image_name(name)
+                if not has_name and is_system_file(name):
+                    left.num_systems += 1
+                    continue
                 try:
                     # The kernel looks up one name instead of the whole path.
                     status = os.stat(name, dir_fd=opened)
@@ -179,7 +180,7 @@ def local_files(
                     # A name that is not valid UTF-8 is escaped; no file has the escaped name, so that the file becomes
                     # unreadable.
                     path = os.fsencode(path).decode("utf-8", "backslashreplace")
-                if not has_image_name(name) and (detail := content_of_head(name, opened)) is not None:
+                if not has_name and (detail := content_of_head(name, opened)) is not None:
                     times = status.st_mtime_ns // 1000, status.st_ctime_ns // 1000
                     left.ignore(detail, path, status.st_size, *times, status.st_ino)
                     continue
