@@ -60,23 +60,25 @@ class WithAddition:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on a request, and add the text to a response that is a page."""
-        if scope["type"] != "http" or scope["method"] != "GET":
+        if scope["type"] != "http" or not _is_page(scope):
             await self._app(scope, receive, send)
             return
         start: Message | None = None
-        body = b""
+        body = bytearray()
 
         async def add(message: Message) -> None:
-            nonlocal start, body
+            nonlocal start
             if message["type"] == "http.response.start":
-                if MutableHeaders(raw=message["headers"]).get("content-type", "").startswith("text/html"):
+                headers = MutableHeaders(raw=message["headers"])
+                # Not to a file of a run, which MLflow offers as a download.
+                if headers.get("content-type", "").startswith("text/html") and "content-disposition" not in headers:
                     start = message
                     return
             elif start is not None:
-                body += message.get("body", b"")
+                body.extend(message.get("body", b""))
                 if message.get("more_body"):
                     return
-                page = body.replace(END_OF_HEAD, self._addition + END_OF_HEAD, 1)
+                page = bytes(body).replace(END_OF_HEAD, self._addition + END_OF_HEAD, 1)
                 headers = MutableHeaders(raw=start["headers"])
                 headers["content-length"] = str(len(page))
                 for name in ("etag", "last-modified"):
@@ -86,14 +88,11 @@ class WithAddition:
                 message = {"type": "http.response.body", "body": page}
             await send(message)
 
-        if _is_page(scope):
-            scope = {
-                **scope,
-                "headers": [(name, value) for name, value in scope["headers"] if name not in NOT_PASSED_ON],
-            }
-        await self._app(scope, receive, add)
+        passed_on = [(name, value) for name, value in scope["headers"] if name not in NOT_PASSED_ON]
+        await self._app({**scope, "headers": passed_on}, receive, add)
 
 
 def _is_page(scope: Scope) -> bool:
     """Return whether a browser asks for a page, and not for one of its parts."""
-    return any(name == b"accept" and value.startswith(b"text/html") for name, value in scope["headers"])
+    accepted = [value for name, value in scope["headers"] if name == b"accept"]
+    return scope["method"] == "GET" and any(value.startswith(b"text/html") for value in accepted)

@@ -6,7 +6,7 @@ Views and tables, in the order of their creation:
 
 - images_listed, ignored, ledger, existing: the images and other files of the source, and the rows of the tables `files`
   and `images`.
-- listing: all files of the source.
+- images_now, listing: the images with the labels of the table, and all files of the source.
 - known: rows of the ledger whose file was in the source at the last run.
 - differing: buckets of paths, by their hash, that have other files or other values in the source than in `known`.
 - changed: paths with a status, new, again (unchanged, but read again) or gone. The others are unchanged.
@@ -20,8 +20,10 @@ BUCKET_OF = "CREATE OR REPLACE MACRO bucket_of(text) AS hash(text) >> 44"
 """One of 2^20 buckets: at ten million files ten in each, and few enough for memory."""
 
 LISTING = """
+CREATE OR REPLACE TEMP VIEW images_now AS FROM {labelled};
+
 CREATE OR REPLACE TEMP VIEW listing AS
-FROM {labelled} UNION ALL SELECT path, NULL, NULL, size, modified_at, changed_at, inode FROM ignored
+FROM images_now UNION ALL SELECT path, NULL, NULL, size, modified_at, changed_at, inode FROM ignored
 """
 """Files that are ignored have neither a label nor a split."""
 
@@ -107,7 +109,7 @@ CREATE OR REPLACE VIEW live AS SELECT sha256 FROM unchanged
 
 NOW_IGNORED = """
 -- The content has changed with its kind, although size and time are the same.
-INSERT INTO changed (path, status) SELECT path, 'new' FROM touched JOIN known USING (path)
+INSERT INTO changed (path, status) SELECT path, 'new' FROM (FROM known SEMI JOIN touched USING (path))
     LEFT JOIN (SELECT path, true AS is_ignored FROM ignored SEMI JOIN touched USING (path)) USING (path)
     WHERE (outcome = 'ignored') <> coalesce(is_ignored, false)
 """

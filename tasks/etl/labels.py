@@ -20,7 +20,7 @@ from tasks.config.etl import EtlConfig
 from tasks.config.patterns import compile_pattern, find_group
 from tasks.config.values import check_remote_file, is_url
 from tasks.errors import WrongInput
-from tasks.etl.left_out import EXTENSIONS
+from tasks.etl.choice import EXTENSIONS
 from tasks.paths import expand_user, local_path
 from tasks.refs import SPLITS, TEST, TRAIN, VAL
 from tasks.text.forms import as_known, composed, look_alikes, shown
@@ -249,6 +249,8 @@ class PathLabels:
         self._pattern: _PatternLabels | None = None
         self._found: set[str | None] = set()
         self._like_splits: dict[str, str] = {}
+        self.above: set[str] = set()
+        """Names of the folders above the paths that were asked for."""
         if etl.labels.by == "file":
             assert etl.labels.file is not None, "the form refuses it"
             self._named = read_label_file(etl.labels.file, with_split=etl.split_by == "file")
@@ -273,6 +275,8 @@ class PathLabels:
         # Once per folder, and the same for all its files.
         folders = [path[: path.rfind("/") + 1] for path in paths]
         of_folder = {folder: self._of_folder(folder) for folder in set(folders)}
+        for folder in of_folder:
+            self.above.update(folder.split("/"))
         if self._etl.labels.by == "folder":
             return [of_folder[folder] for folder in folders]
         if self._etl.labels.by == "file":

@@ -1,5 +1,6 @@
 """Listing of the image files of a source without reading them: local folders, and checks of listings."""
 
+import errno
 import os
 import stat
 from collections import Counter
@@ -13,10 +14,10 @@ import pyarrow.compute as pc
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
+from tasks.etl.choice import SYSTEM_FILES, LeftOut, ListedFiles, content_of_head, has_image_name, is_system_file
 from tasks.etl.labels import PathLabels
-from tasks.etl.left_out import SYSTEM_FILES, LeftOut, ListedFiles, content_of_head, has_image_name, is_system_file
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders, is_system_folder
-from tasks.paths import raise_unless_gone
+from tasks.paths import GONE, raise_unless_gone
 from tasks.refs import SPLITS
 from tasks.schema import LISTING_ARROW
 from tasks.tables.parquet_rows import SpooledRows, spool_rows
@@ -85,7 +86,7 @@ class _Walk:
             raise_unless_gone(error, folder, self.setting)
             return  # Deleted since its parent was read.
         if len(names) <= len(SYSTEM_FILES) and all(map(is_system_file, names)) and folder != self.source:
-            self.left.empty.append(folder[len(self.source) + 1 :])
+            self.left.empty.add(os.path.basename(folder))
         names.sort()
         files = names if not (folders or links) else []
         for name in names if folders or links else ():
@@ -110,10 +111,11 @@ class _Walk:
         except OSError as error:
             # The target up to the error, resolved. What lies behind a closed folder outside is outside, too.
             is_outside = error.filename is not None and not str(error.filename).startswith(self.root + os.sep)
-            if not (is_outside and isinstance(error, PermissionError)):
-                raise_unless_gone(error, link, self.setting)
+            if error.errno in GONE:
                 return False
-        self.left.links.append(link[len(self.source) + 1 :])
+            if not is_outside and (error.errno != errno.ENAMETOOLONG or has_image_name(link)):
+                raise_unless_gone(error, link, self.setting)
+        self.left.skip_link(link[len(self.source) + 1 :])
         return False
 
 
@@ -249,7 +251,9 @@ def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, left
         batches = (labelled(batch["path"].to_pylist(), batch.columns[3:]) for batch in listing.batches())
         listing = spool_rows(batches, LISTING_ARROW, left.scratch)
     labels.warn()
-    left.warn(source, listing.counts("label") if etl.labels.by == "folder" and (left.folders or left.empty) else ())
+    left.warn_of_links(source, set())
+    if etl.labels.by == "folder":
+        left.warn_of_folders(source, labels.above)
     return listing
 
 
@@ -266,7 +270,7 @@ def check_not_empty(listing: SpooledRows, source: str, left: LeftOut, setting: s
     """
     if not listing.num_rows:
         others = f": its {left.num_ignored} files are others ({left.ignored_kinds})" if left.num_ignored else ""
-        links = f", and {len(left.links)} links are not followed" if left.links else ""
+        links = f", and {left.num_links} links are not followed" if left.num_links else ""
         raise WrongInput(
             f"{setting} is '{source}', which holds no image{others}{links}", setting=setting, way_out="check the path"
         )

@@ -16,8 +16,8 @@ from pyarrow.csv import CSVWriter
 
 from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
+from tasks.etl.choice import IGNORED_ARROW
 from tasks.etl.extract import MAX_FILE_BYTES
-from tasks.etl.left_out import IGNORED_ARROW
 from tasks.etl.stratify import Counts, SplitRule, apportion_classes
 from tasks.model_package.reasons import Reason
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, QUARANTINED, TO_READ_ARROW, columns_of
@@ -139,7 +139,7 @@ class Comparison:
         replaced: bool,
         keep_deleted: bool,
         rule: SplitRule | None = None,
-        ignored: ParquetRows = NONE_IGNORED,
+        ignored: pa.Table | ParquetRows = NONE_IGNORED,
     ) -> None:
         """Find the paths of the listing or the ledger that are not unchanged.
 
@@ -213,9 +213,9 @@ class Comparison:
         query = """
             SELECT path, l.label, l.split, l.size, l.modified_at, l.changed_at, l.inode, k.sha256 AS ledger_sha256
             FROM (
-                FROM listing SEMI JOIN (
+                FROM images_now SEMI JOIN (
                     SELECT path FROM changed WHERE status <> 'gone' UNION ALL FROM touched
-                ) USING (path) ANTI JOIN ignored USING (path)
+                ) USING (path)
             ) l LEFT JOIN (FROM known SEMI JOIN touched USING (path)) k USING (path) ORDER BY path
         """
         return self._relations.table(query, TO_READ_ARROW)

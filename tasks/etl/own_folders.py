@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from tasks.errors import WrongInput
+from tasks.etl.choice import Decided
 from tasks.paths import local_path, raise_unless_gone
 from tasks.storage import Storage, artifacts_folder
 from tasks.system.home import KNOWN_ENTRIES
@@ -57,6 +58,7 @@ class OwnFolders:
         locations: Real paths or normalized URLs; those of a local source may also be elsewhere.
         identities: Device and inode of the local folders, by which a bind mount is recognized.
         said: Locations and names of system folders that were logged: once, and not for each listing of a stream.
+        decided: Files of a store whose first bytes need not be read again by the next listing of a stream.
     """
 
     source: str
@@ -64,6 +66,7 @@ class OwnFolders:
     locations: frozenset[str]
     identities: frozenset[tuple[int, int]]
     said: set[str] = field(default_factory=set)
+    decided: Decided = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: Path | str, storage: Storage, setting: str = "source", predictions: str | None = None) -> Self:

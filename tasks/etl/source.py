@@ -17,20 +17,24 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import SourceUnavailable, WrongInput
+from tasks.etl.choice import Decided, LeftOut, ListedFiles, has_image_name, is_hidden, is_system_file, unfinished
 from tasks.etl.extract import MAX_FILE_BYTES
-from tasks.etl.left_out import LeftOut, ListedFiles, has_image_name, is_hidden, is_system_file
 from tasks.etl.listing import check_labels, local_files, make_listing
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
 from tasks.model_package.structure import HEAD_BYTES, other_content
 from tasks.paths import expand_user, local_path
+from tasks.schema import FILES_ARROW, IGNORED, columns_of
 from tasks.spark.file_systems import check_folder, hadoop_files, scheme_of
 from tasks.spark.gateway import connected_jvm
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import NeedsSpark, try_without_spark
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
+from tasks.tables import snapshots
 from tasks.tables.delta import newest_commit
 from tasks.tables.parquet_rows import SpooledRows
+from tasks.tables.properties import SOURCE_PROPERTY
+from tasks.tables.relations import Relations
 
 
 @dataclass(frozen=True)
@@ -122,10 +126,23 @@ def _list(
     elif spark is None:
         raise NeedsSpark
     else:
+        left.decided |= _ignored_before(spark, location, storage)
         files = remote_files(spark, location, own=own, left=left)
     listing = make_listing(files, str(location), etl, left)
     check_labels(listing, str(location), etl)
     return listing, left
+
+
+def _ignored_before(spark: SparkSession, url: str, storage: Storage) -> Decided:
+    """Return at most MOST_DECIDED files of a source that the ledger has as ignored: a look at them takes requests."""
+    newest = snapshots.newest_snapshot(spark, storage.table("files"))
+    if newest is None or newest.properties.get(SOURCE_PROPERTY) != url:
+        return {}
+    rows = snapshots.version_rows(spark, newest.table, DECIDED_ARROW, scratch_root(storage), {"outcome": IGNORED})
+    with Relations(storage) as relations:
+        relations.add("ignored", rows)
+        query = f"SELECT path, size, epoch_us(modified_at), detail FROM ignored LIMIT {MOST_DECIDED}"  # noqa: S608  # a number
+        return {(path, size, time): detail for path, size, time, detail in relations.rows(query)}
 
 
 NUM_DIGITS = 1797
@@ -148,13 +165,18 @@ def write_digits(folder: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.rint(levels * (255 / 16)).astype(np.uint8)
         # Written under another name and renamed: a killed run leaves no truncated file that would be quarantined.
-        partial = file.with_suffix(".partial")
+        partial = file.with_name(f".{file.name}")  # hidden: a listing leaves it out
         Image.fromarray(pixels).save(partial, format="PNG")
         os.replace(partial, file)
 
 
 FILES_PER_PAGE = 10_000
 """Number of files that one call returns from the JVM: about a megabyte of text."""
+
+MOST_DECIDED = 1_000_000
+"""Ignored files of a store in memory, of which a run reads no first bytes again: 400 MB."""
+
+DECIDED_ARROW = columns_of(FILES_ARROW, "path", "size", "modified_at", "detail")
 
 HEADS_PER_CALL = 1000
 """Number of files whose first bytes one call returns: 4 MB."""
@@ -193,8 +215,7 @@ def remote_files(
                 left.num_systems += not path.startswith(own_prefixes)
             else:
                 (files if has_name else unnamed).add(path, int(size), int(milliseconds) * 1000)
-        for first in range(0, len(unnamed.paths), HEADS_PER_CALL):
-            _choose(spark, url, unnamed, range(first, min(first + HEADS_PER_CALL, len(unnamed.paths))), files, left)
+        _choose(spark, url, unnamed, files, left)
         yield files
     if problem := listing.problem():
         raise SourceUnavailable(
@@ -204,22 +225,28 @@ def remote_files(
         )
 
 
-def _choose(
-    spark: SparkSession, url: str, unnamed: ListedFiles, some: range, files: ListedFiles, left: LeftOut
-) -> None:
-    """Add some files without the name of an image to `files`, or to `left`, by their first bytes."""
-    lines = "\0".join(f"{unnamed.sizes[number]}\t{unnamed.paths[number]}" for number in some)
+def _choose(spark: SparkSession, url: str, unnamed: ListedFiles, files: ListedFiles, left: LeftOut) -> None:
+    """Add files without the name of an image to `files`, or to `left`, by their first bytes."""
     settings = spark.sparkContext._jsc.hadoopConfiguration()
-    heads = bytes(hadoop_files(spark).heads(settings, f"{url}/", lines, HEAD_BYTES))
-    place = 0
-    for number in some:
-        length = int.from_bytes(heads[place : place + 4], "big", signed=True)
-        place += 4
-        # A file that cannot be read is listed: it may be an image of the table.
-        detail = other_content(heads[place : place + length]) if length >= 0 else None
-        place += max(length, 0)
-        values = unnamed.paths[number], unnamed.sizes[number], unnamed.times[number]
-        if detail is None:
+    listed = list(zip(unnamed.paths, unnamed.sizes, unnamed.times, strict=True))
+    for values in listed:
+        if (detail := unfinished(values[0])) is not None:
+            left.decided[values] = detail
+    to_read = [values for values in listed if values not in left.decided]
+    for first in range(0, len(to_read), HEADS_PER_CALL):
+        some = to_read[first : first + HEADS_PER_CALL]
+        lines = "\0".join(f"{size}\t{path}" for path, size, _time in some)
+        heads = bytes(hadoop_files(spark).heads(settings, f"{url}/", lines, HEAD_BYTES))
+        place = 0
+        for values in some:
+            length = int.from_bytes(heads[place : place + 4], "big", signed=True)
+            place += 4
+            # A file that cannot be read is listed: it may be an image of the table.
+            if length >= 0 and (detail := other_content(heads[place : place + length])) is not None:
+                left.decided[values] = detail
+            place += max(length, 0)
+    for values in listed:
+        if (detail := left.decided.get(values)) is None:
             files.add(*values)
         else:
             left.ignore(detail, *values)

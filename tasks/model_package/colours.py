@@ -47,7 +47,7 @@ def _applied(transform: ImageCms.ImageCmsTransform, image: Image.Image) -> Image
     return converted
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform] | None:
     """Return the mode of the images of a profile, and its transform to sRGB; None if it changes nothing.
 

@@ -18,10 +18,13 @@ from .samples import deep_mode, to_eight_bits
 from .structure import (
     FORMATS,
     JPEG,
+    MAX_DEPTH,
+    MAX_JPEG2000_PIXELS,
     MAX_PIXELS,
     format_of,
     header_problem,
     layout_problem,
+    sample_depth,
     scan_problem,
     without_metadata,
 )
@@ -116,8 +119,12 @@ def _open(content: bytes, max_pixels: int, min_side: int) -> ImageFile.ImageFile
         image = Image.open(io.BytesIO(content), formats=(name,))
     except Image.DecompressionBombError as error:
         raise BadImage(Reason.TOO_MANY_PIXELS, str(error)) from None
+    if name == "JPEG2000":
+        max_pixels = min(max_pixels, MAX_JPEG2000_PIXELS)
     if image.width * image.height > max_pixels:
         raise BadImage(Reason.TOO_MANY_PIXELS, f"{image.width}x{image.height} is more than {max_pixels} pixels")
+    if name == "JPEG2000" and (depth := sample_depth(content)) > MAX_DEPTH:
+        raise BadImage(Reason.UNSUPPORTED_MODE, f"samples of {depth} bits in a JPEG 2000: convert it to TIFF")
     if min(image.size) < min_side:
         raise BadImage(Reason.TOO_SMALL, f"{image.width}x{image.height} has a side below {min_side} pixels")
     problem = scan_problem(content, image.width * image.height) or layout_problem(image, len(content))

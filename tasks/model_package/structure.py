@@ -74,7 +74,27 @@ MAX_TILE_PIXELS = 16 << 20
 MAX_COVERED = 8
 """Maximum number of times that the strips of a TIFF cover its pixels: one per channel, and PIL decodes six."""
 
+MAX_JPEG2000_PIXELS = 32 << 20
+"""Maximum pixels of a JPEG 2000 file: OpenJPEG takes up to 23 bytes for each, 0.8 GB in all."""
+
+MIN_PRECINCT, MIN_BLOCK, MIN_TILE, MAX_LAYERS = 1 << 9, 1 << 8, 1 << 10, 100
+"""Minimum pixels for each precinct, code block and tile of a JPEG 2000 file, and its maximum layers.
+
+Encoders write precincts of 128 or more a side, code blocks of 32 or 64, and 20 layers. OpenJPEG allocates each precinct
+and each code block: with a side of two, an image of a megapixel takes 1.4 GB.
+"""
+
+FEW_PRECINCTS = 256
+"""Precincts that a JPEG 2000 file may have whatever its size: each resolution has one."""
+
+MAX_DEPTH = 8
+"""Maximum bits of a sample of a JPEG 2000 file: PIL scales others by the stated range, which may be another one."""
+
 JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+
+_CODESTREAM, _JP2 = b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  "
+_SIZE, _CODING, _CODING_OF_COMPONENT, _START_OF_TILE, _START_OF_DATA = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93
+"""Markers of a JPEG 2000 codestream."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 """A marker that libjpeg acts on: not a stuffed byte, a restart marker or a fill byte."""
@@ -168,8 +188,75 @@ def last_box_end(content: bytes) -> int:
     return place if place >= len(content) else len(content) + 1  # within the begin of a box
 
 
+def codestream_segments(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the markers and segments of a JPEG 2000 file, of its header and of its tiles (ISO 15444-1, annex A)."""
+    place = 0
+    while not content.startswith(_CODESTREAM, place):  # the boxes before it
+        length = int.from_bytes(content[place : place + 4], "big")
+        if content[place + 4 : place + 8] == b"jp2c":
+            place += 16 if length == 1 else 8
+        elif length == 1:
+            place += int.from_bytes(content[place + 8 : place + 16], "big") or len(content)
+        else:
+            place += length or len(content)
+        if place >= len(content):
+            return
+    place, end_of_tile = place + 2, len(content)
+    while place + 4 <= len(content):
+        marker, length = struct.unpack_from(">HH", content, place)
+        if marker == _START_OF_TILE:
+            end_of_tile = place + (int.from_bytes(content[place + 6 : place + 10], "big") or len(content))
+        if marker == _START_OF_DATA:
+            place = max(end_of_tile, place + 2)
+            continue
+        yield marker, content[place + 4 : place + 2 + length]
+        place += 2 + max(length, 2)
+
+
+def _codestream_problem(content: bytes) -> str | None:
+    """Return the reason why a JPEG 2000 file would take too much memory, or None."""
+    width = height = 0
+    for marker, segment in codestream_segments(content):
+        if marker == _SIZE and len(segment) > 36:
+            right, lower, left, upper, tile_width, tile_height = struct.unpack_from(">6I", segment, 2)
+            width, height = right - left, lower - upper
+            if tile_width * tile_height < min(MIN_TILE, width * height):
+                return f"a JPEG 2000 with tiles of {tile_width}x{tile_height}"
+        elif marker in (_CODING, _CODING_OF_COMPONENT):
+            # The coding of a component has its number first, and neither order nor layers.
+            coding = segment if marker == _CODING else segment[1:2] + bytes(4) + segment[2:]
+            if (layers := int.from_bytes(coding[2:4], "big")) > MAX_LAYERS:
+                return f"a JPEG 2000 with {layers} layers"
+            if len(coding) > 9 and 1 << min(coding[6] + coding[7] + 4, 32) < MIN_BLOCK:
+                return f"a JPEG 2000 with code blocks of less than {MIN_BLOCK} pixels"
+            if (
+                coding[:1]
+                and coding[0] & 1
+                and _num_precincts(width, height, coding) > FEW_PRECINCTS + (width * height // MIN_PRECINCT)
+            ):
+                return f"a JPEG 2000 with precincts of less than {MIN_PRECINCT} pixels"
+    return None
+
+
+def _num_precincts(width: int, height: int, coding: bytes) -> int:
+    """Return the number of precincts of a component, of all its resolutions, which halve from the last to the first."""
+    sizes = coding[10:]
+    return sum(
+        -(-width >> len(sizes) - 1 - number >> (size & 15)) * -(-height >> len(sizes) - 1 - number >> (size >> 4))
+        for number, size in enumerate(sizes)
+    )
+
+
+def sample_depth(content: bytes) -> int:
+    """Return the bits of a sample of a JPEG 2000 file, the most of its channels; 0 if its header does not say it."""
+    size = next((segment for marker, segment in codestream_segments(content) if marker == _SIZE), b"")
+    return max(((depth & 127) + 1 for depth in size[36::3]), default=0)
+
+
 def header_problem(content: bytes) -> str | None:
     """Return the reason why the header of a file would take too long to read, or None."""
+    if content.startswith((_CODESTREAM, _JP2)):
+        return _codestream_problem(content)
     if content.startswith(JPEG):
         for number, (marker, _start, _end) in enumerate(jpeg_segments(content)):
             if marker == SCAN:

@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.config.storage import SparkConfig
+from tasks.etl.choice import LeftOut, ListedFiles
 from tasks.etl.extract import VANISHED, read_whole
-from tasks.etl.left_out import LeftOut, ListedFiles
 from tasks.etl.listing import check_not_empty, local_files
 from tasks.etl.own_folders import OwnFolders
 from tasks.etl.source import find_source, read_remote, remote_files, write_digits
@@ -99,14 +99,14 @@ def list_source(
     if source == BUILTIN_DIGITS:
         write_digits(Path(location))
     own = own or OwnFolders.of(location, storage, SETTING)
-    before, left = newest_commit(inputs), LeftOut(scratch_root(storage))
+    before, left = newest_commit(inputs), LeftOut(keeps_rows=False, decided=own.decided)
     with translate_disk_full(storage.home):
         if isinstance(location, Path):
             listing = _spool(local_files(location, "images", SETTING, own, left), storage)
         else:
             with spark_session(config, storage) as spark:
                 listing = _spool(remote_files(spark, location, SETTING, own, left), storage)
-    left.warn(str(location), said=own.said)
+    left.warn_of_links(str(location), own.said)
     if not may_be_empty:
         check_not_empty(listing, str(location), left, SETTING)
     return ListedSource(location, listing, before, left)

@@ -148,6 +148,13 @@ def _predict(
     )  # fmt: skip
     table = None if recorded is None else recorded.table
     answers = source_results(spark, source, table, predictions, model, predict, storage)
+    if table is not None:
+        num_files, num_failed = answers["num_files"], answers["num_failed"]
+        logger.info(
+            "'%s': %d files = %d with an answer + %d failed + %s",
+            source.name, num_files + source.left.num_ignored + source.left.num_systems,
+            num_files - num_failed, num_failed, source.left.parts,
+        )  # fmt: skip
     return PredictReport(
         predictions=written,
         model=model,
@@ -169,7 +176,7 @@ def source_results(
     predict: PredictConfig,
     storage: Storage,
 ) -> dict[str, Any]:
-    """Write the CSV file of a source, log what became of all its files, and return the fields of `Answers`.
+    """Write the CSV file of a source, and return the fields of `Answers`.
 
     Raises:
         NeedsSpark: `spark` is None, and only Spark can read the tables.
@@ -179,13 +186,7 @@ def source_results(
         return left
     rows = source_answers(spark, source.name, model, predictions, storage)
     contents = partial(contents_in_source, spark, source.location, inputs)
-    found = write_results(rows, csv_file(predict.csv, storage), contents, storage) | left
-    logger.info(
-        "'%s': %d files = %d with an answer + %d failed + %s",
-        source.name, found["num_files"] + sum(left.values()),
-        found["num_files"] - found["num_failed"], found["num_failed"], source.left.parts,
-    )  # fmt: skip
-    return found
+    return write_results(rows, csv_file(predict.csv, storage), contents, storage) | left
 
 
 def predict_files(

@@ -176,10 +176,10 @@ public final class HadoopFiles implements FlatMapFunction {
             for (int i = 0; i < lines.length; i++) {
                 final int tab = lines[i].indexOf('\t');
                 final long size = Long.parseLong(lines[i].substring(0, tab));
-                final Path path = new Path(root, "./" + lines[i].substring(tab + 1));
+                final String path = "./" + lines[i].substring(tab + 1);
                 FutureTask task = new FutureTask(new Callable() {
                     public Object call() throws Exception {
-                        return read(settings, path, size, (int) Math.min(size, (long) most), "random");
+                        return read(settings, new Path(root, path), size, (int) Math.min(size, (long) most), "random");
                     }
                 });
                 threads.execute(task);

@@ -22,9 +22,6 @@ STORED_SIDE_PROPERTY = f"{PREFIX}stored_side"
 DECODE_VERSION_PROPERTY, SAMPLE_BITS_PROPERTY = f"{PREFIX}decode_version", f"{PREFIX}sample_bits"
 """Table properties with the version of decoding, and with the bits of deep samples where a setting says them."""
 
-NEWEST_DECODING, EARLIER_DECODINGS = 3, ("1", "2")
-"""Version of decoding of new tables, and those that tables of earlier releases keep."""
-
 PATTERN_PROPERTY = f"{PREFIX}labels.pattern"
 """Table property with the pattern of labels, which has one meaning in all forms of Unicode."""
 
@@ -77,15 +74,15 @@ def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
     kept: dict[str, object] = {}
     if etl.split_by == "stratified" and found.get(f"{PREFIX}split_by") == "content":
         kept["split_by"] = "content"
-    version = with_defaults(found)[DECODE_VERSION_PROPERTY]
-    if etl.decode_version == NEWEST_DECODING and version in EARLIER_DECODINGS:
-        if etl.sample_bits is not None and version == "1":
+    version = int(with_defaults(found)[DECODE_VERSION_PROPERTY])
+    if etl.decode_version > version:
+        if etl.sample_bits is not None and version == 1:
             raise WrongInput(
                 f"etl.sample_bits is {etl.sample_bits}, but the tables are decoded by version 1, which ignores it",
                 setting="etl.sample_bits",
                 way_out=f"leave it out, or give {OTHER_TABLES}",
             )
-        kept["decode_version"] = int(version)
+        kept["decode_version"] = version
     return etl.model_copy(update=kept)
 
 

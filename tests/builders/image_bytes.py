@@ -73,6 +73,17 @@ def raw_photo(*tags: tuple[int, int], begin: bytes = b"") -> bytes:
     return b"II*\0" + struct.pack("<I", place) + begin + struct.pack("<H", len(tags)) + entries + bytes(200)
 
 
+def jpeg2000_with_precincts(side: int, exponent: int) -> bytes:
+    """Return a JPEG 2000 codestream of a gray image whose header declares precincts of 2 to this power a side."""
+    content = encoded(Image.new("L", (side, side)), "JPEG2000", no_jp2=True)
+    place = content.index(b"\xff\x52")
+    length = int.from_bytes(content[place + 2 : place + 4], "big")
+    segment = bytearray(content[place + 4 : place + 2 + length])
+    segment[0] |= 1
+    segment += bytes([exponent << 4 | exponent] * (segment[5] + 1))
+    return content[: place + 2] + struct.pack(">H", len(segment) + 2) + bytes(segment) + content[place + 2 + length :]
+
+
 def png_header_only(width: int, height: int) -> bytes:
     """Return a PNG file with a header and without pixel data."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

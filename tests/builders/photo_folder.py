@@ -38,6 +38,7 @@ def write_folder(tmp_path: Path) -> Path:
     (source / "link out.png").symlink_to(tmp_path / "outside.png")
     (source / "link in.png").symlink_to(source / "a.png")
     (source / ".hidden.png").write_bytes(GOOD["a.png"])
+    (source / "notes.txt").write_text("no image")
     with open(os.fsencode(source) + b"/bytes \xff.png", "wb") as file:
         file.write(GOOD["a.png"])
     return source

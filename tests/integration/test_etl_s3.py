@@ -26,6 +26,7 @@ from tasks.etl import source as etl_source
 from tasks.etl.ingest import ingest_source
 from tasks.etl.source import prepare_source
 from tasks.model_package.classifier import ImageClassifier
+from tasks.model_package.structure import other_content
 from tasks.predict import source_batch
 from tasks.predict.answers import champion_answers
 from tasks.predict.source_batch import predict_source
@@ -202,6 +203,27 @@ def test_only_new_and_changed_objects_are_read_and_missing_ones_quarantined(spar
 
     report = ingest("s3a://photos", storage)
     assert (report.read, report.changed, versions(spark, storage)) == (0, False, (2, 1))
+
+
+def test_objects_without_the_name_of_an_image_are_looked_at_once(spark, storage, bucket, monkeypatch):
+    """The ledger tells the next run which of them to ignore; a changed one is looked at again."""
+    looked = []
+    monkeypatch.setattr(etl_source, "other_content", lambda head: looked.append(head) or other_content(head))
+    (bucket / "red" / "notes.txt").write_text("no image")
+    noise(300).save(bucket / "red" / "plain", format="PNG")
+    first = ingest("s3a://photos", storage)
+    assert (first.stored, first.ignored, len(looked)) == (20, 1, 2)
+    assert {"red/notes.txt": ("ignored", "other_file"), "red/plain": ("stored", None)}.items() <= (
+        ledger(spark, storage).items()
+    )
+    looked.clear()
+    again = ingest("s3a://photos", storage)
+    assert (again.changed, again.ignored, len(looked)) == (False, 1, 1)
+    assert looked[0].startswith(b"\x89PNG")
+
+    noise(301).save(bucket / "red" / "notes.txt", format="PNG")
+    changed = ingest("s3a://photos", storage)
+    assert (changed.stored, changed.ignored) == (21, 0)
 
 
 @pytest.mark.timeout(HANG_SECONDS)

@@ -74,6 +74,8 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     model = promote(storage, tmp_path)
     report = predict_files(folder, storage)
     assert (report.predicted, report.errors, report.unreadable, report.model) == (9, 5, 2, model)
+    parts = f"{len(GOOD) + 1} with an answer + 7 failed + 1 ignored (1 .txt) + 1 left by systems"
+    assert f"'{folder}': {len(PATHS) + 2} files = {parts}" in messages_of("lakevision.predict")
     assert any(
         line.startswith("photos version 1, trained on images of '") and line.endswith(f"files of '{folder}'")
         for line in messages_of("lakevision.predict")
@@ -168,7 +170,6 @@ def test_every_file_of_a_folder_has_an_answer_and_only_changed_files_are_read_ag
     assert all(row["error"] for row in again)
 
 
-@pytest.mark.fault
 def test_killed_run_is_repaired_and_a_new_model_reads_all_files_again(spark, source, storage, tmp_path, monkeypatch):
     """Between the two commits nothing is lost: the next run commits the files, and predicts nothing twice.
 

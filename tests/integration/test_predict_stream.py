@@ -136,7 +136,6 @@ def test_input_that_a_stream_cannot_read_is_refused(spark, source, storage, tmp_
         stream(storage, "photos", table=path)
 
 
-@pytest.mark.fault
 def test_killed_stream_is_continued_without_a_loss(spark, source, storage, tmp_path):
     """Every image has one prediction after a SIGKILL in a batch, which leaves no process."""
     promote(storage, tmp_path, model_name=MODEL)

@@ -47,6 +47,7 @@ def test_new_files_of_a_folder_are_predicted_once(spark, empty_tracking, tmp_pat
     report = run_stream()
     # The fifth file alone fills a batch. An image with files in both batches is computed in both, and has one row.
     assert (report.batches, report.predicted, report.errors, report.unreadable) == (2, 10, 5, 2)
+    assert (report.num_files, report.num_ignored, report.left_by_systems) == (len(PATHS), 1, 1)
     assert [found.files_behind for found in reports] == [len(PATHS) - 5, 0]
     assert (report.files_behind, report.versions_behind, report.seconds_behind) == (0, 0, 0.0)
     other = f"{storage.tables}/other/predictions"

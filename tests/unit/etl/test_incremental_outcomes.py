@@ -10,19 +10,20 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tasks.config.storage import StorageConfig
+from tasks.etl.choice import IGNORED_ARROW
 from tasks.etl.outcomes import Comparison
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, LISTING_ARROW, READ_ARROW
 from tasks.storage import resolve_storage
 from tasks.tables.relations import Relations
 
 THEN = datetime(2026, 1, 2, tzinfo=UTC)
-BAD, UNREADABLE = "bad", "unreadable"
+BAD, UNREADABLE, TEXT = "bad", "unreadable", "text"
 
 Source = dict[str, str]
 """Content by path; the first folder is the split, the second the label."""
 
 PATHS = ["train/cat/1.jpg", "train/cat/2.jpg", "train/cat/3.jpg", "train/dog/1.jpg", "val/cat/1.jpg"]
-SOURCES = st.dictionaries(st.sampled_from(PATHS), st.sampled_from(["a", "a", "b", BAD, UNREADABLE]))
+SOURCES = st.dictionaries(st.sampled_from(PATHS), st.sampled_from(["a", "a", "b", BAD, UNREADABLE, TEXT]))
 
 ONE, TWO, THREE, DOG, VAL = PATHS
 SAME = {ONE: "a", TWO: "a", THREE: "b"}
@@ -34,6 +35,8 @@ def read_file(path: str, content: str) -> dict[str, object]:
     split, label, _ = path.split("/")
     row = {"path": path, "label": label, "split": split, "size": len(content)}
     row["modified_at"] = THEN + timedelta(seconds=sum(content.encode()))
+    if content == TEXT:
+        return row | {"label": None, "split": None, "sha256": None, "part": None, "detail": "d"}
     if content in {BAD, UNREADABLE}:
         reason = {BAD: "not_an_image", UNREADABLE: "unreadable"}[content]
         sha256 = None if content == UNREADABLE else hashlib.sha256(content.encode()).hexdigest()
@@ -49,6 +52,8 @@ def outcomes_anew(source: Source) -> dict[str, tuple[str, str | None]]:
         labels, splits = ({other.split("/")[part] for other in same} for part in (1, 0))
         if content in {BAD, UNREADABLE}:
             found[path] = ("quarantined", {BAD: "not_an_image", UNREADABLE: "unreadable"}[content])
+        elif content == TEXT:
+            found[path] = ("ignored", "other_file")
         elif len(labels) > 1:
             found[path] = ("quarantined", "label_conflict")
         elif len(splits) > 1:
@@ -71,7 +76,8 @@ class Tables:
 
     def ingest(self, source: Source, *, killed: bool = False) -> list[str]:
         """Synchronize the tables with the source, the ledger only if the run is not killed; return the files read."""
-        rows = [read_file(path, content) for path, content in source.items()]
+        rows = [read_file(path, content) for path, content in source.items() if content != TEXT]
+        texts = [read_file(path, content) for path, content in source.items() if content == TEXT]
         keys = ("sha256", "label", "split")
         with Relations(self._storage) as relations:
             comparison = Comparison(
@@ -81,6 +87,7 @@ class Tables:
                 pa.Table.from_pylist([dict(zip(keys, row, strict=True)) for row in self.images], IMAGE_KEYS_ARROW),
                 replaced=False,
                 keep_deleted=self._keep,
+                ignored=pa.Table.from_pylist(texts, schema=IGNORED_ARROW),
             )
             self.was_up_to_date = comparison.is_up_to_date()
             chosen = comparison.to_read()["path"].to_pylist()
@@ -114,6 +121,8 @@ def test_any_history_ends_with_the_outcomes_of_a_first_run(tmp_path: Path, keep_
     @example([(SAME, "lost")], SAME)
     @example([(SAME, "whole"), ({TWO: "a"}, "killed")], SAME)
     @example([({ONE: "b", TWO: "b"}, "lost")], {TWO: "b"})
+    @example([(SAME | {DOG: TEXT}, "whole"), (SAME | {ONE: TEXT}, "killed")], SAME | {TWO: TEXT})
+    @example([(SAME | {ONE: TEXT}, "whole")], {TWO: "a", THREE: TEXT})
     @example([({ONE: "b", TWO: "b"}, "lost")], {ONE: "a", TWO: "b"})
     @given(st.lists(st.tuples(SOURCES, st.sampled_from(["whole", "killed", "lost"])), min_size=1, max_size=4), SOURCES)
     def check(history: list[tuple[Source, str]], last: Source) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
-from tasks.etl.left_out import LeftOut, ListedFiles
+from tasks.etl.choice import LeftOut, ListedFiles
 from tasks.etl.listing import check_source, list_images, make_listing
 from tasks.schema import LISTING_ARROW
 

@@ -12,6 +12,7 @@ import pytest
 from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
 from tasks.etl import comparison_queries, outcomes
+from tasks.etl.choice import IGNORED_ARROW
 from tasks.etl.extract import MAX_FILE_BYTES
 from tasks.etl.ingest import _check_gates
 from tasks.etl.outcomes import Comparison
@@ -77,6 +78,7 @@ def compare(storage: Storage):
         ledger: list[Row] = [],  # noqa: B006  # never changed
         images: list[Row] = [],  # noqa: B006  # never changed
         *,
+        ignored: list[Row] = [],  # noqa: B006  # never changed
         replaced: bool = False,
         keep_deleted: bool = False,
     ) -> Iterator[Comparison]:
@@ -88,6 +90,7 @@ def compare(storage: Storage):
                 pa.Table.from_pylist(images, schema=IMAGE_KEYS_ARROW),
                 replaced=replaced,
                 keep_deleted=keep_deleted,
+                ignored=pa.Table.from_pylist(ignored, schema=IGNORED_ARROW),
             )
 
     return make
@@ -605,3 +608,66 @@ def test_rows_of_an_earlier_release_are_completed_with_the_next_changes(
     ledger = [rows.get(row["path"], row) for row in [*ledger, rows["dog/a.jpg"]]]
     with compare([*listing, new], ledger, [*images, existing("d", "dog")]) as comparison:
         assert comparison.is_up_to_date()
+
+
+def other(path: str, **values: object) -> Row:
+    """Return a row of a file that is ignored."""
+    return {"path": path, "size": 3, "modified_at": THEN, "changed_at": THEN, "inode": 7, "detail": "a text"} | values
+
+
+IGNORED_ROW = {"label": None, "split": None, "outcome": "ignored", "reason": "other_file", "detail": "a text"}
+
+
+def test_ignored_file_has_a_row_and_is_not_read(compare) -> None:
+    """The next run has nothing to do, also where the source is kept or replaced."""
+    for options in ({}, {"keep_deleted": True}, {"replaced": True}):
+        with compare([listed("cat/1.jpg")], ignored=[other("cat/a.txt")], **options) as comparison:
+            assert [row["path"] for row in to_read(comparison)] == ["cat/1.jpg"]
+            assert comparison.num_new() == 2
+            found = resolve(comparison, read("cat/1.jpg", "1"))
+            assert found == {"cat/1.jpg": ("stored", None), "cat/a.txt": ("ignored", "other_file")}
+            (row,) = [row for row in comparison.ledger_changes(NOW).table().to_pylist() if row["path"] == "cat/a.txt"]
+            assert {name: row[name] for name in IGNORED_ROW} == IGNORED_ROW
+            assert (row["sha256"], row["inode"]) == (None, 7)
+
+    ledger = [other("cat/a.txt", **IGNORED_ROW)]
+    with compare([], ledger, ignored=[other("cat/a.txt")]) as comparison:
+        assert comparison.is_up_to_date()
+        assert resolve(comparison) == {}
+
+
+def test_touched_text_gets_its_new_status_alone(compare) -> None:
+    """As after a remount; a second run has nothing to do."""
+    ledger = [other("cat/a.txt", **IGNORED_ROW)]
+    with compare([], ledger, ignored=[other("cat/a.txt", inode=8)]) as comparison:
+        assert (comparison.num_touched(), comparison.is_up_to_date()) == (1, False)
+        assert to_read(comparison) == []
+        assert resolve(comparison) == {"cat/a.txt": ("ignored", "other_file")}
+        (row,) = comparison.ledger_changes(NOW).table().to_pylist()
+    assert (row["inode"], row["detail"]) == (8, "a text")
+    with compare([], [row], ignored=[other("cat/a.txt", inode=8)]) as comparison:
+        assert comparison.is_up_to_date()
+
+
+def test_image_that_becomes_a_text_leaves_and_comes_back(compare) -> None:
+    """Also with the same size and time, where the status alone differs."""
+    image = known("cat/a", "1", size=3, modified_at=THEN, changed_at=THEN, inode=6)
+    with compare([], [image], [existing("1", "cat")], ignored=[other("cat/a")]) as comparison:
+        assert to_read(comparison) == []
+        assert resolve(comparison) == {"cat/a": ("ignored", "other_file")}
+        assert comparison.surplus()["sha256"].to_pylist() == ["1"]
+        assert comparison.deletions()[0] == {"cat": 1}
+
+    text = other("cat/a", **IGNORED_ROW)
+    again = listed("cat/a", size=3, modified_at=THEN, changed_at=THEN, inode=6)
+    with compare([again], [text]) as comparison:
+        assert [row["path"] for row in to_read(comparison)] == ["cat/a"]
+        assert resolve(comparison, read("cat/a", "1", **{name: again[name] for name in ("size", "inode")})) == {
+            "cat/a": ("stored", None)
+        }
+
+
+def test_text_that_is_gone_is_deleted(compare) -> None:
+    """Its row stays in the ledger, like that of an image."""
+    with compare([listed("cat/1.jpg")], [other("cat/a.txt", **IGNORED_ROW)]) as comparison:
+        assert resolve(comparison, read("cat/1.jpg", "1"))["cat/a.txt"] == ("deleted", None)

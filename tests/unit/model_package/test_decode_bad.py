@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import struct
 import zlib
 
@@ -15,6 +16,7 @@ from tasks.model_package.structure import MAX_PIXELS, scan_problem
 from tests.builders.image_bytes import (
     encoded,
     hidden_scan_bomb,
+    jpeg2000_with_precincts,
     jpeg_segment,
     jpeg_with_frame,
     jpeg_with_segments,
@@ -92,6 +94,50 @@ def test_sound_file_of_another_format_is_named(content: bytes, variant: str) -> 
     """A format or variant that is not decoded is named; a PostScript file is never passed to Ghostscript."""
     with pytest.raises(BadImage, match=f"^unsupported_format: {variant}"):
         decode_image(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        jpeg2000_with_precincts(1024, 1),
+        encoded(noise(128, 128), "JPEG2000", codeblock_size=(4, 4)),
+        encoded(noise(128, 128), "JPEG2000", tile_size=(16, 16)),
+        re.sub(rb"(?<=\xff\x52...)..", b"\xff\xff", encoded(noise(64, 64), "JPEG2000"), count=1, flags=re.DOTALL),
+    ],
+    ids=["precincts", "code blocks", "tiles", "layers"],
+)
+def test_jpeg2000_of_many_parts_is_never_decoded(content: bytes) -> None:
+    """A file of eight kilobytes can take gigabytes: each part is allocated."""
+    assert len(content) < 100_000
+    assert reason_of(content) is Reason.TOO_MANY_PARTS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precinct_size": (128, 128)},
+        {"codeblock_size": (32, 32)},
+        {"tile_size": (128, 128)},
+        {"num_resolutions": 1},
+        {"quality_layers": [40, 20, 10]},
+        {"irreversible": True, "no_jp2": True},
+    ],
+)
+def test_jpeg2000_as_encoders_write_it_is_decoded(options: dict[str, object]) -> None:
+    """Precincts halve with the resolution, as their number stays."""
+    assert decode_image(encoded(noise(300, 200), "JPEG2000", **options)).size == (300, 200)
+    assert decode_image(jpeg2000_with_precincts(64, 15)).size == (64, 64)
+
+
+def test_jpeg2000_has_limits_of_its_own() -> None:
+    """Deep samples have no known range, and each pixel takes much memory."""
+    deep = encoded(Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)), "JPEG2000")
+    assert reason_of(deep) is Reason.UNSUPPORTED_MODE
+    large = bytearray(jpeg2000_with_precincts(64, 15))
+    place = large.index(b"\xff\x51") + 6
+    large[place : place + 8] = struct.pack(">II", 8000, 8000)
+    assert MAX_PIXELS > 8000 * 8000
+    assert reason_of(bytes(large)) is Reason.TOO_MANY_PIXELS
 
 
 def png_with_bad_checksum(kind: bytes, data: bytes) -> bytes:

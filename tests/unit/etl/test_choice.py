@@ -1,6 +1,5 @@
 """Files that are chosen by their content, and what a listing leaves out and says."""
 
-import logging
 import os
 import struct
 from pathlib import Path
@@ -11,8 +10,8 @@ import pytest
 
 from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
-from tasks.etl import left_out
-from tasks.etl.left_out import LeftOut, content_of_head
+from tasks.etl import choice
+from tasks.etl.choice import LeftOut, content_of_head
 from tasks.etl.listing import check_source, local_files, make_listing
 from tasks.model_package.structure import HEAD_BYTES, NO_IMAGE, other_content
 from tests.builders.image_bytes import encoded, noise, raw_photo
@@ -90,7 +89,7 @@ def test_files_are_chosen_whatever_they_are_called(tmp_path: Path) -> None:
 
 def test_ignored_files_have_a_row_with_their_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Path, size, times and inode as those of images, in temporary files of a bounded number of rows."""
-    monkeypatch.setattr(left_out, "GROUP_FILES", 4)
+    monkeypatch.setattr(choice, "GROUP_FILES", 4)
     for name, (content, _reason) in OTHERS.items():
         put(tmp_path, f"dog/{name}", content)
     put(tmp_path, "dog/1.jpg", b"x")
@@ -135,7 +134,7 @@ def test_links_that_are_not_followed_are_named(tmp_path: Path, caplog: pytest.Lo
     found, left = listed(source)
 
     assert list(found) == ["cat/1.jpg"]
-    assert left.links == ["cat/2.jpg", "dog", "lion"]
+    assert (left.num_links, left.links) == (3, ["cat/2.jpg", "dog", "lion"])
     (message,) = [text for text in caplog.messages if text.startswith(f"3 links in '{source}' are not followed")]
     assert message.endswith(
         ", since they lead out of it or to a folder: 'cat/2.jpg', 'dog', 'lion'; put the files there"
@@ -175,18 +174,69 @@ def test_class_folder_without_an_image_is_a_warning_with_its_name(
     assert "class folders" not in "".join(caplog.messages)
 
 
-def test_warning_about_a_link_is_said_once_by_a_stream(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It lists its source again and again; a new link is said."""
-    said: set[str] = set()
-    with caplog.at_level(logging.WARNING):
-        LeftOut(links=["a"]).warn("source", said=said)
-        LeftOut(links=["a"]).warn("source", said=said)
-        LeftOut(links=["a", "b"]).warn("source", said=said)
+def test_folder_above_class_folders_has_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A list of labels beside class folders, and a text in a folder of a split, make neither a class folder."""
+    for path in ("train/cat/1.jpg", "train/dog/1.jpg", "test/cat/1.jpg", "test/dog/2.jpg"):
+        put(tmp_path, path, b"x")
+    put(tmp_path, "train/labels.txt", b"x")
+    put(tmp_path, "test/README.txt", b"x")
 
+    for split_by in ("stratified", "folder"):
+        listed(tmp_path, split_by=split_by)
+        assert "class folders" not in "".join(caplog.messages)
+
+
+def test_warning_about_a_link_is_said_once_by_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """It lists its source again and again; a new link is said, with the number of all."""
+    said: set[str] = set()
+    for links in (["a"], ["a"], ["a", "b"]):
+        left = LeftOut()
+        for link in links:
+            left.skip_link(link)
+        left.warn_of_links("source", said)
+
+    assert [message.split(" links in ")[0] for message in caplog.messages] == ["1", "2"]
     assert [message.split(" to a folder: ")[1] for message in caplog.messages] == [
         "'a'; put the files there",
-        "'b'; put the files there",
+        "'b' and 1 more; put the files there",
     ]
+
+
+def test_link_to_a_name_that_no_file_can_have_is_left_out(tmp_path: Path) -> None:
+    """Neither that nor a mount that does not answer ends the run, where a link leads out of the source."""
+    source = tmp_path / "source"
+    put(source, "cat/1.jpg", b"x")
+    (source / "cat" / "long").symlink_to("n" * 300)
+    (source / "cat" / "outside").symlink_to(tmp_path / ("n" * 300))
+
+    assert list(listed(source)[0]) == ["cat/1.jpg"]
+
+
+def test_numbers_of_a_hostile_source_are_bounded_and_printable(tmp_path: Path) -> None:
+    """Extensions that count up are others, and control characters do not reach the log."""
+    left = LeftOut(keeps_rows=False)
+    for number in range(300):
+        left.ignore(NO_IMAGE, f"cat/frame.{number:07d}", 1, 1, None, None)
+        left.ignore(NO_IMAGE, f"cat/frame.0000000{number}", 1, 1, None, None)
+    left.ignore(NO_IMAGE, "cat/a.\x1b[31m\n", 1, 1, None, None)
+
+    assert len(left.kinds) <= choice.MOST_KINDS + 1
+    assert left.num_ignored == sum(left.kinds.values()) == 601
+    assert left.kinds["others"] >= 300
+    left.kinds = left.kinds.__class__({".\x1b[31m\n": 1})
+    assert left.parts.isprintable()
+    assert left.rows().files == ()
+
+
+def test_unfinished_file_is_ignored_for_its_name(tmp_path: Path) -> None:
+    """A download that still runs would be a truncated image, and an image twice when it is complete."""
+    for name in ("1.jpg.crdownload", "2.png.part", "3.TMP"):
+        put(tmp_path, f"cat/{name}", IMAGES["PNG"])
+    put(tmp_path, "cat/4.png~", IMAGES["PNG"])
+
+    found, left = listed(tmp_path)
+
+    assert (list(found), left.num_ignored) == (["cat/4.png~"], 3)
 
 
 def test_file_that_cannot_be_read_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
