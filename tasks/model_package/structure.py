@@ -193,12 +193,15 @@ def codestream_segments(content: bytes) -> Iterator[tuple[int, bytes]]:
     place = 0
     while not content.startswith(_CODESTREAM, place):  # the boxes before it
         length = int.from_bytes(content[place : place + 4], "big")
+        header = 16 if length == 1 else 8
+        if length == 1:
+            length = int.from_bytes(content[place + 8 : place + 16], "big")
         if content[place + 4 : place + 8] == b"jp2c":
-            place += 16 if length == 1 else 8
-        elif length == 1:
-            place += int.from_bytes(content[place + 8 : place + 16], "big") or len(content)
+            place += header
+        elif length < header:
+            return  # the last box, or damaged
         else:
-            place += length or len(content)
+            place += length
         if place >= len(content):
             return
     place, end_of_tile = place + 2, len(content)
@@ -216,7 +219,9 @@ def codestream_segments(content: bytes) -> Iterator[tuple[int, bytes]]:
 def _codestream_problem(content: bytes) -> str | None:
     """Return the reason why a JPEG 2000 file would take too much memory, or None."""
     width = height = 0
-    for marker, segment in codestream_segments(content):
+    for number, (marker, segment) in enumerate(codestream_segments(content)):
+        if number >= MAX_CHUNKS:
+            return f"a JPEG 2000 with more than {MAX_CHUNKS} segments"
         if marker == _SIZE and len(segment) > 36:
             right, lower, left, upper, tile_width, tile_height = struct.unpack_from(">6I", segment, 2)
             width, height = right - left, lower - upper

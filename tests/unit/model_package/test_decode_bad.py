@@ -12,7 +12,7 @@ from PIL import Image, TiffImagePlugin
 
 from tasks.model_package.decode import decode_image, decode_pixels
 from tasks.model_package.reasons import BadImage, Reason
-from tasks.model_package.structure import MAX_PIXELS, scan_problem
+from tasks.model_package.structure import MAX_PIXELS, header_problem, sample_depth, scan_problem
 from tests.builders.image_bytes import (
     encoded,
     hidden_scan_bomb,
@@ -127,6 +127,24 @@ def test_jpeg2000_as_encoders_write_it_is_decoded(options: dict[str, object]) ->
     """Precincts halve with the resolution, as their number stays."""
     assert decode_image(encoded(noise(300, 200), "JPEG2000", **options)).size == (300, 200)
     assert decode_image(jpeg2000_with_precincts(64, 15)).size == (64, 64)
+
+
+def test_damaged_jpeg2000_is_looked_at_in_a_moment() -> None:
+    """Boxes and tiles whose lengths lead nowhere end the search, which would take minutes for a large file."""
+    assert header_problem(b"\0\0\0\x0cjP  " + b"\0\0\0\x02abcd" * 1_000_000) is None
+    content = jpeg2000_with_precincts(64, 15)
+    place = content.index(b"\xff\x90") + 6
+    short_tile = content[:place] + struct.pack(">I", 4) + content[place + 4 :] + bytes(1_000_000)
+    assert header_problem(short_tile) == "a JPEG 2000 with more than 100000 segments"
+
+
+def test_codestream_is_found_in_a_box_of_any_length() -> None:
+    """Its length may be 0, up to the end of the file, or have 64 bits."""
+    content = encoded(noise(64, 64), "JPEG2000")
+    place = content.index(b"jp2c") - 4
+    to_the_end = content[:place] + bytes(4) + content[place + 4 :]
+    of_64_bits = content[:place] + struct.pack(">I4sQ", 1, b"jp2c", len(content) - place + 8) + content[place + 8 :]
+    assert [sample_depth(found) for found in (content, to_the_end, of_64_bits)] == [8, 8, 8]
 
 
 def test_jpeg2000_has_limits_of_its_own() -> None:
