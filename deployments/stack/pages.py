@@ -70,8 +70,9 @@ class WithAddition:
             nonlocal start
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message["headers"])
-                # Not to a file of a run, which MLflow offers as a download.
-                if headers.get("content-type", "").startswith("text/html") and "content-disposition" not in headers:
+                # A file of a run is offered as a download, and stays as it is.
+                is_file = headers.get("content-disposition", "").startswith("attachment")
+                if headers.get("content-type", "").startswith("text/html") and not is_file:
                     start = message
                     return
             elif start is not None:

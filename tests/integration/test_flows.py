@@ -605,7 +605,7 @@ def test_predictions_are_published_and_file_names_and_labels_are_escaped():
     assert "photos version 3; all predictions are in `/tables/predictions` version 2" in artifact.description
     assert artifact.description.endswith("version 2, their files in `/tables/inputs`. 3 files cannot be read")
     assert artifact.data.splitlines() == [
-        "2 files, 1 of them failed: `/home/predictions.csv` has a row for each.",
+        "2 files, 1 of them failed: `/home/predictions.csv` has a row for each of the 2.",
         "",
         "## Least sure",
         "",

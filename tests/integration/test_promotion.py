@@ -135,7 +135,7 @@ def test_champion_of_an_older_version_is_tested_again_on_the_same_images(source,
         ({"image_size": 48}, "it takes images of 48 pixels and the cache's have 24"),
         (
             {"image_size": SIDE, "decoding": NEWEST},
-            "it decodes images by version 2, and the cache's are decoded by version 1",
+            "it decodes images by version 3, and the cache's are decoded by version 1",
         ),
     ],
     ids=["image_size", "decoding"],

@@ -38,7 +38,8 @@ def answered(*headers: tuple[bytes, bytes], accept: bytes = b"text/html,*/*", me
 
 def test_page_gets_the_addition_at_the_end_of_its_head() -> None:
     """Its length is right, and the browser keeps neither an older page nor one without the addition."""
-    start, body = answered(HTML, (b"etag", b"x"), (b"last-modified", b"y"))
+    inline = (b"content-disposition", b"inline; filename=index.html")  # as MLflow's page has it
+    start, body = answered(HTML, inline, (b"etag", b"x"), (b"last-modified", b"y"))
 
     assert body == PAGE.replace(b"</head>", b"ADDED</head>")
     assert start[b"content-length"] == str(len(body)).encode()

@@ -76,7 +76,7 @@ def test_a_step_runs_beside_others(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         line = "\x1b\\[1m==>\x1b\\[0m "
         packages = r"{0}packages\n" if log else ""
-        expected = packages + r"{0}packages \.\.\. 2 s\n" + built + r"{0}a build \.\.\. [12] s\nafter\n"
+        expected = packages + r"{0}packages \.\.\. [234] s\n" + built + r"{0}a build \.\.\. [123] s\nafter\n"
         assert re.fullmatch(expected.format(line), done.stdout), done.stdout
 
 
