@@ -139,10 +139,8 @@ def form_properties(
         default = schema.pop("default", None)
         schema.pop("minLength", None)  # a deployment may leave it empty for the user to fill in; a rule refuses its run
         written = str(default).lower() if isinstance(default, bool) else default
-        default_text = "" if default is None else f"; by default {written}"
-        if name in required:
-            default_text = "; required"
-        shown[name] = schema | {"title": title(name), "description": schema["description"] + default_text}
+        unset = "; required" if name in required else "" if default is None else f"; by default {written}"
+        shown[name] = schema | {"title": title(name), "description": schema["description"] + unset}
     shown |= {name: schema for name, schema in properties.items() if name not in groups}
     for name in sorted(groups, key=lambda name: name in {"storage", "spark"}):
         moved = frozenset(field for group, field in first_screen.values() if group == name)

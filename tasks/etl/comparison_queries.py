@@ -20,7 +20,7 @@ BUCKET_OF = "CREATE OR REPLACE MACRO bucket_of(text) AS hash(text) >> 44"
 """One of 2^20 buckets: at ten million files ten in each, and few enough for memory."""
 
 LISTING = """
-CREATE OR REPLACE TEMP VIEW images_now AS FROM {labelled};
+CREATE OR REPLACE TEMP VIEW images_now AS FROM images_listed;
 
 CREATE OR REPLACE TEMP VIEW listing AS
 FROM images_now UNION ALL SELECT path, NULL, NULL, size, modified_at, changed_at, inode FROM ignored

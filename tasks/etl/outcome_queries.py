@@ -44,7 +44,7 @@ WHERE label <> nfc_normalize(label)
 """Labels that are not in the composed form of Unicode."""
 
 IMAGES_WITH_FORMS = """
-CREATE OR REPLACE TEMP VIEW images_with_forms AS
+CREATE OR REPLACE TEMP VIEW images_now AS
 SELECT i.* REPLACE (coalesce(forms.form, i.label) AS label) FROM images_listed i LEFT JOIN forms USING (label)
 """
 

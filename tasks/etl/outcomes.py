@@ -162,7 +162,7 @@ class Comparison:
         named = (("images_listed", listing), ("ignored", ignored), ("ledger", ledger), ("existing", existing))
         for name, rows in named:
             relations.add(name, rows)
-        relations.run(comparison_queries.LISTING.format(labelled="images_listed"))
+        relations.run(comparison_queries.LISTING)
         self.decomposed = self._use_forms_of_table()
         relations.run(f"{comparison_queries.BUCKET_OF}; {queries.DRAW_OF}; {comparison_queries.KNOWN}")
         values = {"read_again": list(READ_AGAIN), "replaced": replaced, "keep": keep_deleted and not replaced}
@@ -192,7 +192,6 @@ class Comparison:
         forms = [{"label": label, "form": form} for label in listed if (form := form_of(label)) != label]
         self._relations.add("forms", pa.Table.from_pylist(forms, schema=FORMS_ARROW))
         self._relations.run(queries.IMAGES_WITH_FORMS)
-        self._relations.run(comparison_queries.LISTING.format(labelled="images_with_forms"))
         return sorted(uncommon & known)
 
     def num_new(self) -> int:

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from PIL import Image, TiffImagePlugin
 
-from .structure import FORMATS, SCAN, format_of, jpeg_segments, last_box_end
+from .structure import FORMATS, JP2, SCAN, format_of, is_cut, jpeg_segments
 
 
 class Reason(StrEnum):
@@ -53,7 +53,7 @@ _BEGINNINGS = (
     b"RIFF",
     b"II*\0",
     b"MM\0*",
-    b"\0\0\0\x0cjP  ",
+    JP2,
 )
 """Signatures of which a file that was cut within them has a part."""
 
@@ -123,8 +123,7 @@ def _unsupported_variant(content: bytes, name: str) -> str | None:
 def _ends_early(content: bytes, name: str, image: Image.Image | None) -> bool:
     """Return whether a file is shorter than its header says."""
     if name in {"AVIF", "HEIF", "JPEG2000"}:
-        is_codestream = content.startswith(b"\xff\x4f")
-        return not content.endswith(b"\xff\xd9") if is_codestream else last_box_end(content) > len(content)
+        return is_cut(content)
     if name == "WEBP":
         return len(content) < int.from_bytes(content[4:8], "little") + 8
     if not isinstance(image, TiffImagePlugin.TiffImageFile):

@@ -92,7 +92,7 @@ MAX_DEPTH = 8
 
 JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
-_CODESTREAM, _JP2 = b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  "
+CODESTREAM, JP2, _END_OF_CODESTREAM = b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ", b"\xff\xd9"
 _SIZE, _CODING, _CODING_OF_COMPONENT, _START_OF_TILE, _START_OF_DATA = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93
 """Markers of a JPEG 2000 codestream."""
 
@@ -175,35 +175,30 @@ def png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
         place += length + 12
 
 
-def last_box_end(content: bytes) -> int:
-    """Return the offset after the last box of an HEIF, AVIF or JPEG 2000 file by its length, as ISO 14496-12 has it."""
+def _boxes(content: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the boxes of an HEIF, AVIF or JPEG 2000 file (ISO 14496-12): kind, the offsets of its data and after it."""
     place = 0
     while place + 8 <= len(content):
-        length = int.from_bytes(content[place : place + 4], "big")
+        length, kind = struct.unpack_from(">I4s", content, place)
+        begin = place + 8
         if length == 1:
-            length = int.from_bytes(content[place + 8 : place + 16], "big")
-        if length < 8:  # 0: it extends to the end of the file; a codestream without boxes has other numbers
-            return len(content)
-        place += length
-    return place if place >= len(content) else len(content) + 1  # within the begin of a box
+            length, begin = int.from_bytes(content[begin : begin + 8], "big"), begin + 8
+        # 0: it extends to the end of the file; other lengths below that of the header are damaged
+        place = place + length if place + length >= begin else len(content)
+        yield kind, begin, place
+
+
+def is_cut(content: bytes) -> bool:
+    """Return whether an HEIF, AVIF or JPEG 2000 file ends before its codestream, or before its last box does."""
+    if content.startswith(CODESTREAM):
+        return not content.endswith(_END_OF_CODESTREAM)
+    return max((end for _kind, _begin, end in _boxes(content)), default=0) != len(content)
 
 
 def codestream_segments(content: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the markers and segments of a JPEG 2000 file, of its header and of its tiles (ISO 15444-1, annex A)."""
-    place = 0
-    while not content.startswith(_CODESTREAM, place):  # the boxes before it
-        length = int.from_bytes(content[place : place + 4], "big")
-        header = 16 if length == 1 else 8
-        if length == 1:
-            length = int.from_bytes(content[place + 8 : place + 16], "big")
-        if content[place + 4 : place + 8] == b"jp2c":
-            place += header
-        elif length < header:
-            return  # the last box, or damaged
-        else:
-            place += length
-        if place >= len(content):
-            return
+    in_box = (begin for kind, begin, _end in _boxes(content) if kind == b"jp2c")
+    place = 0 if content.startswith(CODESTREAM) else next(in_box, len(content))
     place, end_of_tile = place + 2, len(content)
     while place + 4 <= len(content):
         marker, length = struct.unpack_from(">HH", content, place)
@@ -260,7 +255,7 @@ def sample_depth(content: bytes) -> int:
 
 def header_problem(content: bytes) -> str | None:
     """Return the reason why the header of a file would take too long to read, or None."""
-    if content.startswith((_CODESTREAM, _JP2)):
+    if content.startswith((CODESTREAM, JP2)):
         return _codestream_problem(content)
     if content.startswith(JPEG):
         for number, (marker, _start, _end) in enumerate(jpeg_segments(content)):

@@ -40,6 +40,19 @@ def run_python(
     )
 
 
+def run_printed(command: str, timeout: float) -> "subprocess.CompletedProcess[str]":
+    """Run a command of the shell as it is printed, in the checkout and with this interpreter; capture its output."""
+    return subprocess.run(
+        ["bash", "-c", command.replace(".venv/bin/python", sys.executable, 1)],
+        env=plain_environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
 def bare_environment(home: Path, *packages: str) -> dict[str, str]:
     """Return a minimal environment with a home folder and the import path of packages."""
     return {

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -15,7 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
-from tests.builders.processes import ROOT, free_port, plain_environment, run_python
+from tests.builders.processes import free_port, plain_environment, run_printed, run_python
 from tests.builders.stack import running_up
 
 
@@ -114,10 +112,7 @@ def test_commands_of_the_card_and_of_the_summary_run_as_they_are_printed(demo):
     found = []
     for command in (trained, predict.replace("FOLDER", str(home / "digits" / "7"))):
         assert command.startswith(".venv/bin/python -m flows.")
-        asked = ["bash", "-c", command.replace(".venv/bin/python", sys.executable, 1)]
-        done = subprocess.run(
-            asked, cwd=ROOT, env=plain_environment(), capture_output=True, text=True, check=False, timeout=600
-        )
+        done = run_printed(command, timeout=600)
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout))
     assert found[0]["run_id"] == summary["single"]["run_id"]

@@ -3,14 +3,12 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.builders.phone_folder import IGNORED, LEFT_BY_SYSTEMS, PER_CLASS, write_phone_folder
-from tests.builders.processes import ROOT, free_port, plain_environment, run_python
+from tests.builders.processes import free_port, plain_environment, run_printed, run_python
 
 
 @pytest.mark.long
@@ -36,16 +34,7 @@ def test_phone_folder_goes_to_predictions_with_two_commands(tmp_path: Path) -> N
     command = summary["next"]["predict a folder"]
     assert command in first.stdout
 
-    asked = command.replace("FOLDER", str(folder)).replace(".venv/bin/python", sys.executable, 1)
-    second = subprocess.run(
-        ["bash", "-c", asked],
-        cwd=ROOT,
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    second = run_printed(command.replace("FOLDER", str(folder)), timeout=600)
 
     assert second.returncode == 0, second.stderr
     report = json.loads(second.stdout)

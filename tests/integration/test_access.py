@@ -1,8 +1,6 @@
 """Access control of `make up`: other origins, other users of the machine, and the authenticated user."""
 
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,7 +22,7 @@ from tasks.refs import ModelRef
 from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
 from tests.builders.homes import home_with_tracking
 from tests.builders.prefect_databases import copy_prefect_database
-from tests.builders.processes import plain_environment, run_python, server_errors
+from tests.builders.processes import plain_environment, run_printed, run_python, server_errors
 from tests.builders.stack import Up, running_up
 from tests.builders.tracked_homes import CARD, log_champion
 
@@ -138,14 +136,7 @@ def test_printed_instructions_log_in_on_the_page_and_on_the_command_line(up: Up)
     assert up.auth in page
     assert up.auth not in command
     export = command[command.index("export ") :].strip()
-    completed = subprocess.run(
-        ["bash", "-c", f"{export}; {sys.executable} -m prefect work-pool ls"],
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    completed = run_printed(f"{export}; .venv/bin/python -m prefect work-pool ls", timeout=240)
     assert completed.returncode == 0, completed.stderr
     assert "gpu" in completed.stdout
 
