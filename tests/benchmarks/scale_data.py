@@ -120,8 +120,15 @@ class Rows:
         """Return the rows of a query on `numbered`, in their order, as batches with this schema."""
         whole = f"WITH numbered AS ({ROWS}) {query}"
         found = self._database.sql(whole, params=self._values | values).to_arrow_reader(batch_rows)
-        cast = (part for batch in found for part in pa.Table.from_batches([batch]).cast(schema).to_batches())
+        cast = (part for batch in found for part in _with_schema(batch, schema).to_batches())
         return pa.RecordBatchReader.from_batches(schema, cast)
+
+
+def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
+    """Return the rows with all columns of a table; those that the query lacks are null."""
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    missing = {name: pa.nulls(batch.num_rows, schema.field(name).type) for name in schema.names if name not in columns}
+    return pa.table(columns | missing).select(schema.names).cast(schema)
 
 
 def write_parts(folder: Path, batches: pa.RecordBatchReader, rows_per_part: int) -> dict[str, int]:
