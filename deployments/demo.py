@@ -71,7 +71,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders, a path or URL")
     parser.add_argument("--model", help="a torchvision classifier")
-    parser.add_argument("--weights", help="none, DEFAULT, or a state dict; freezes the backbone if not none")
+    parser.add_argument("--weights", help="none, DEFAULT, or a state dict; starts from them if not none")
     parser.add_argument("--image-size", type=int, help="side of the images in pixels")
     port = f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}"
     parser.add_argument("--port", type=int, help=port)
@@ -99,9 +99,8 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
             "source": absolute_url(options.source),
             "model": options.model or ("mobilenet_v2" if frozen else "resnet18"),
             "weights": weights,
-            "freeze_backbone": frozen,
             "image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else DIGITS_IMAGE_SIZE),
-            "max_epochs": 20 if own else 5,
+            **({} if own else {"max_epochs": 5}),
             "train_on": "single" if own else "both",
             "tables": tables_name(options.source),
             # All tables of the digits have the same default name; a folder has its own.

@@ -4,7 +4,7 @@ from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
 from tasks.checks.task import check_trainable, overfit_one_batch
-from tasks.config.train import OverfitRun
+from tasks.config.checks import OverfitRun
 from tasks.etl.task import choose_images
 from tasks.orchestration.stage import run_stage
 from tasks.refs import OverfitReport

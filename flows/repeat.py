@@ -4,7 +4,7 @@ from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.cache.task import materialize
 from tasks.checks.task import choose_trained_images, read_original_run, repeat_original_run
-from tasks.config.train import RepeatRun
+from tasks.config.checks import RepeatRun
 from tasks.orchestration.stage import run_stage
 from tasks.refs import RepeatReport
 from tasks.storage import resolve_storage

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.frozen import RECORDED, added_settings
+from tasks.config.recipe import FineTuningPlan
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, explain
 from tasks.refs import Ref
@@ -38,6 +39,8 @@ class OriginalRun(Ref):
     code_version: str | None
     resumed_with_changes: str | None = None
     """Changes of the provenance when the run was resumed; None if there were none."""
+    plan: FineTuningPlan | None = None
+    """Plan of the recipe's fine-tuning, which a repetition takes over."""
     metrics: dict[str, float]
     new_settings: list[str]
     """Settings of this version that the run's version did not have, and that have their defaults."""
@@ -71,7 +74,8 @@ def _parse(logged: LoggedTraining) -> OriginalRun:
     data, train = config["data"], config["train"]
     # A repetition removes no old checkpoints or caches.
     return OriginalRun(
-        **{name: value for name, value in vars(logged).items() if name != "config"},
+        **{name: value for name, value in vars(logged).items() if name not in {"config", "plan"}},
+        plan=None if logged.plan is None else FineTuningPlan.model_validate_json(logged.plan),
         train=TrainConfig.model_validate(train | {"keep_checkpoint_days": 0}, context=RECORDED),
         distributed=None
         if config["distributed"] is None

@@ -119,6 +119,7 @@ def repeat_training(original: OriginalRun, cache: CacheRef, storage: Storage, ta
         cache=cache,
         storage=storage,
         tags=tags | {REPEAT_TAG: original.run_id},
+        plan=original.plan,
         repetition=_repetition_id(original, differences),
     )
     run = launch_ranks(spec)

@@ -16,7 +16,9 @@ from torch.nn import functional
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer
-from tasks.config.train import GradientConfig, OverfitConfig, TrainConfig
+from tasks.config.checks import GradientConfig, OverfitConfig
+from tasks.config.recipe import FineTuningPlan, Phase, phases_of
+from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, join_names
 from tasks.model.device import make_optimizer, take_device
 from tasks.model.precision import choose_precision
@@ -25,7 +27,6 @@ from tasks.refs import TRAIN, CacheRef, GradientReport, OverfitReport, Parameter
 from tasks.system.cores import gpus_for
 from tasks.system.slots import take_slot
 from tasks.train.non_finite import WAY_OUT
-from tasks.train.phases import Phase, phases_of
 
 logger = logging.getLogger("lakevision.sanity")
 
@@ -80,7 +81,7 @@ def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches
         device = take_device(train.device, slot.number if slot else 0, Reducer())
         torch.manual_seed(train.seed)
         num_classes = len(manifest.classes)
-        classifier = build_classifier(train.model, train.weights, num_classes, train.freeze_backbone).to(device)
+        classifier = build_classifier(train.model, train.weights, num_classes, train.trained != "all").to(device)
         if phase.unfreeze_from is not None:
             classifier.unfreeze_from(phase.unfreeze_from)
         classifier.precision = choose_precision(train.precision, device, manifest.image_size)
@@ -91,13 +92,13 @@ def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches
             (batch.inputs.to(device).clone(), batch.labels_B.to(device).clone())
             for batch in islice(loader.epoch(0), num_batches)
         ]
-        yield FirstBatches(classifier.train(), make_optimizer(train, classifier, phase.learning_rate), batches)
+        yield FirstBatches(classifier.train(), make_optimizer(phase.train, classifier), batches)
 
 
 def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientConfig) -> GradientReport:
     """Train on the first batches as in the last phase, and return the gradient norms of all trained parameters.
 
-    The last phase trains the most layers: each phase of `train.fine_tune` unfreezes more than the one before.
+    The last phase trains the most layers: each phase of fine-tuning unfreezes more than the one before.
 
     Args:
         train: Model, optimizer, learning rate, precision, batch size and seed of the training run.
@@ -107,7 +108,8 @@ def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientCo
     Raises:
         WrongInput, TimeLimitExceeded: As `first_batches`.
     """
-    with first_batches(train, phases_of(train)[-1], cache, gradients.num_batches) as setup:
+    last = phases_of(train, FineTuningPlan(epochs=1, flip=False, reason=""))[-1]
+    with first_batches(train, last, cache, gradients.num_batches) as setup:
         trained = {name: value for name, value in setup.classifier.named_parameters() if value.requires_grad}
         norms: dict[str, list[float]] = {name: [] for name in trained}
         for batch in range(len(setup.batches)):
@@ -202,13 +204,14 @@ def check_overfitted(report: OverfitReport, train: TrainConfig, overfit: Overfit
         WrongInput: Has the first and the last loss, and the likely causes.
     """
     first, last = report.losses[0], report.losses[-1]
+    rate = phases_of(train)[0].train.learning_rate
     # `not <`, and not `>=`, so that a NaN loss fails.
     if not last < overfit.target_loss_ratio * first:
         raise WrongInput(
             f"the loss of one batch of {report.num_images} images went from {first:.4f} to {last:.4f} in "
             f"{len(report.losses) - 1} steps, not below {overfit.target_loss_ratio:g} of its initial value",
             setting="train.learning_rate",
-            way_out=f"try another train.learning_rate than {train.learning_rate:g}, or a higher overfit.max_steps; "
+            way_out=f"try another train.learning_rate than {rate:g}, or a higher overfit.max_steps; "
             "otherwise check that labels match images, and that gradients reach the trained layers (the flow "
             "check-gradients)",
         )

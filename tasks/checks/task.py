@@ -8,10 +8,11 @@ from prefect.artifacts import create_table_artifact
 from tasks.checks.original_run import OriginalRun, read_training
 from tasks.checks.preflight import check_pipeline, check_split_size
 from tasks.config.cache import CacheConfig
+from tasks.config.checks import GradientConfig, OverfitConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.storage import SparkConfig
-from tasks.config.train import GradientConfig, OverfitConfig, TrainConfig
+from tasks.config.train import TrainConfig
 from tasks.orchestration.pools import check_pool, where_to_run
 from tasks.orchestration.stage import flow_run_tags, stage
 from tasks.refs import CacheRef, GradientReport, OverfitReport, RepeatReport, RunRef, TableRef

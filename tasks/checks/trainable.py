@@ -34,7 +34,7 @@ def check_training(
     device = choose_device(train.device, 0, obstacle) if here else None
     if device is not None:
         choose_precision(train.precision, device)
-    classifier = build_classifier(train.model, train.weights, 2, train.freeze_backbone)
+    classifier = build_classifier(train.model, train.weights, 2, train.trained != "all")
     for stage in train.fine_tune:
         classifier.unfreeze_from(stage.unfreeze_from)
     side = cache_config.image_size

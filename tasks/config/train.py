@@ -1,4 +1,4 @@
-"""Parameters of a training run, of its repetition, and of the sanity checks before a long one."""
+"""Parameters of a training run."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -6,8 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from tasks.config.cache import IMAGE_SIZE, CacheRun
 from tasks.config.frozen import AsBefore, FrozenConfig, hashed_settings
-from tasks.config.run import TABLES, SparkRun
-from tasks.config.values import MAX_THREADS, YEAR_SECONDS, Epochs, KeepDays, RunId, Seconds, VariableName
+from tasks.config.run import TABLES
+from tasks.config.values import MAX_THREADS, YEAR_SECONDS, Epochs, KeepDays, Seconds, VariableName
 from tasks.environment import CALLERS_NAMES
 from tasks.errors import WrongInput
 
@@ -26,11 +26,17 @@ class AugmentationConfig(FrozenConfig):
     cutmix: float = Field(
         0.0, ge=0.0, le=10.0, description="Alpha of CutMix, which pastes a patch of another image; 0: none"
     )
+    colour: Annotated[float, AsBefore(0.0)] = Field(
+        0.0, ge=0.0, le=1.0, description="Maximum relative change of brightness and contrast; 0: none"
+    )
+    by_recipe: Annotated[bool, AsBefore(False)] = Field(
+        True, description="Augment as the recipe does when it trains all layers, unless another augmentation is set"
+    )
 
     @property
     def is_on(self) -> bool:
         """True if any augmentation is enabled."""
-        return self != AugmentationConfig()
+        return self != AugmentationConfig(by_recipe=self.by_recipe)
 
 
 class FineTunePhase(FrozenConfig):
@@ -47,8 +53,29 @@ class FineTunePhase(FrozenConfig):
     max_epochs: Epochs = Field(5, description="Maximum number of epochs in this phase")
 
 
+AUTO_SECONDS = 600
+"""Time budget of the recipe auto, in seconds, where none is given: a short break at work."""
+
+DEFAULTS: dict[str, Any] = {
+    "freeze_backbone": True,
+    "optimizer": "adam",
+    "learning_rate": 1e-3,
+    "schedule": "cosine",
+    "weight_decay": 0.0,
+    "label_smoothing": 0.0,
+    "max_epochs": 20,
+    "monitor": "val_accuracy",
+}
+"""Values of settings that neither the user nor the recipe gives: the defaults of release 0.2."""
+
+RECIPE_VERSION = 1
+"""Version of what the recipes choose; increment it when they choose something else, which makes other training runs."""
+
+
 class TrainConfig(FrozenConfig):
     """One training run, in a single process or on several ranks."""
+
+    # A setting that is None has the value that the recipe chooses, in each phase (`tasks.config.recipe`).
 
     model: str = Field("mobilenet_v2", min_length=1, description="Any classifier of torchvision.models.get_model")
     weights: str = Field(
@@ -58,25 +85,63 @@ class TrainConfig(FrozenConfig):
         description="Initial weights: none, DEFAULT (torchvision's pretrained, downloaded), or the path of a state "
         "dict or checkpoint",
     )
-    freeze_backbone: bool = Field(
-        True, description="Freeze the backbone and train only the new head; requires pretrained weights"
+    recipe: Annotated[Literal["auto", "head", "finetune", "scratch", "given"], AsBefore("given")] = Field(
+        "auto",
+        description="Trained layers, and the settings for them. With head, the new head alone. With finetune, then all "
+        "layers. With auto, these for as long as max_seconds allows, or scratch with weights none. With scratch, all "
+        "layers at once. With given, as freeze_backbone and fine_tune say, with the defaults of release 0.2",
     )
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimizer; sgd uses momentum 0.9")
-    learning_rate: float = Field(
-        1e-3, gt=0.0, le=10.0, description="Learning rate for reference_batch_size images per step over all ranks"
+    freeze_backbone: bool | None = Field(
+        None,
+        description="true: train only the new head, which requires pretrained weights. false: train all layers from "
+        "the start. Empty: as the recipe says",
     )
-    schedule: Literal["cosine", "constant", "one_cycle", "plateau"] = Field(
-        "cosine",
+    optimizer: Literal["adam", "adamw", "sgd"] | None = Field(
+        None, description="Optimizer; sgd uses momentum 0.9. Empty: that of the recipe"
+    )
+    learning_rate: float | None = Field(
+        None,
+        gt=0.0,
+        le=10.0,
+        description="Learning rate for reference_batch_size images per step over all ranks, without the phases of "
+        "fine-tuning. Empty: that of the recipe",
+    )
+    schedule: Literal["cosine", "constant", "one_cycle", "plateau"] | None = Field(
+        None,
         description="Learning rate schedule. `cosine`: decay to 0 at max_epochs. `constant`: no decay. `one_cycle`: "
-        "rise, then decay. `plateau`: division by 10 after plateau_epochs without improvement",
+        "rise, then decay. `plateau`: division by 10 after plateau_epochs without improvement. Empty: cosine",
+    )
+    layer_decay: Annotated[float | None, AsBefore(None)] = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="Learning rate of the first layer as a fraction of that of the head, with layers between in "
+        "geometric steps. Empty: that of the recipe",
     )
     plateau_epochs: Epochs = Field(
         2,
         description="Epochs without improvement after which the learning rate is reduced (schedule plateau)",
     )
-    weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="Weight decay, decoupled with adamw")
-    label_smoothing: float = Field(
-        0.0, ge=0.0, lt=1.0, description="Fraction of the target probability that is spread evenly over all classes"
+    weight_decay: float | None = Field(
+        None,
+        ge=0.0,
+        le=10.0,
+        description="Weight decay, decoupled with adamw. Empty: that of the recipe, which spares norms and biases; for "
+        "a head on cached features, the one of several that is best on the split `val`",
+    )
+    label_smoothing: float | None = Field(
+        None,
+        ge=0.0,
+        lt=1.0,
+        description="Fraction of the target probability that is spread evenly over all classes. Empty: that of the "
+        "recipe",
+    )
+    dropout: Annotated[float | None, AsBefore(None)] = Field(
+        None,
+        ge=0.0,
+        lt=1.0,
+        description="Fraction of the head's inputs that are dropped in training, in place of the network's own "
+        "dropout there. Empty: the network's own",
     )
     max_gradient_norm: float | None = Field(
         None,
@@ -89,16 +154,16 @@ class TrainConfig(FrozenConfig):
     )
     ema_decay: float | None = Field(
         None,
-        gt=0.0,
+        ge=0.0,
         lt=1.0,
         description="Decay per step of a moving average of the weights, such as 0.999, which is validated and logged "
-        "in place of the weights; the first steps decay faster. Empty: no average",
+        "in place of the weights; the first steps decay faster. 0: no average. Empty: that of the recipe",
     )
     augmentation: AugmentationConfig = AugmentationConfig()
     fine_tune: list[FineTunePhase] = Field(
         default_factory=list,
         max_length=100,
-        description="Phases after the training of the head, each with more trainable layers",
+        description="Phases after the training of the head, each with more trainable layers, in place of the recipe's",
     )
     batch_size: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = Field(
         32,
@@ -132,26 +197,31 @@ class TrainConfig(FrozenConfig):
         "with the unscaled learning rate if that is scaled up, else with a hundredth. Empty: 5 epochs if the learning "
         "rate is scaled up, but at most a quarter of the phase; else 0",
     )
-    max_epochs: Epochs = Field(20, description="Maximum number of epochs, without those of fine_tune")
+    max_epochs: Epochs | None = Field(
+        None, description="Maximum number of epochs, without those of fine-tuning. Empty: that of the recipe"
+    )
     max_seconds: Seconds | None = Field(
         None,
-        description="Time budget of all epochs, including those before a restart, in seconds; empty: no limit. The "
-        "step that exceeds it is the last (with several ranks, one within about a second), and its epoch is validated. "
-        "Training and validation count. Startup, feature extraction, checkpoints, the final evaluation and work that a "
-        "killed process lost do not",
+        description="Time budget in seconds. For fine-tuning by the recipe it is turned into epochs once, when the "
+        f"head is trained; empty: {AUTO_SECONDS} with the recipe auto. Otherwise, of all epochs, with those before a "
+        "restart; the step that exceeds it is the last, and its epoch is validated. Startup, feature extraction, "
+        "checkpoints, the final evaluation and lost work do not count; empty: no limit",
     )
     patience: Epochs = Field(
         3,
-        description="Epochs without improvement, after the warm-up, after which training stops early; the best weights "
-        "are restored",
+        description="Epochs without improvement after which training stops early; the best weights are restored. "
+        "Counted from the half of a schedule that falls, and not in fine-tuning by the recipe",
     )
     min_delta: float = Field(
         0.0, ge=0.0, le=1e9, description="Minimum change of the monitored metric that counts as an improvement"
     )
-    monitor: Literal["val_accuracy", "val_loss", "val_macro_f1", "val_top5_accuracy"] = Field(
-        "val_accuracy",
-        description="Metric monitored by early stopping; val_macro_f1 gives all classes the same weight, whatever "
-        "their size",
+    monitor: Literal["auto", "val_accuracy", "val_loss", "val_calibrated_loss", "val_macro_f1", "val_top5_accuracy"] = (
+        Field(
+            "auto",
+            description="Metric monitored by early stopping; val_macro_f1 gives all classes the same weight, whatever "
+            "their size. auto: val_calibrated_loss, the loss after calibration, which shows small differences on few "
+            "images, too",
+        )
     )
     seed: int = Field(1, ge=1, lt=2**32, description="Seed of weight initialisation, shuffling and dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Training device; auto: a GPU if available")
@@ -219,20 +289,39 @@ class TrainConfig(FrozenConfig):
         return names
 
     @model_validator(mode="after")
-    def _check_combinations(self) -> Self:
-        if self.freeze_backbone and self.weights == "none":
+    def _check_recipe(self) -> Self:
+        if self.recipe in {"finetune", "scratch"} and self.freeze_backbone:
             raise WrongInput(
-                "freeze_backbone is true with weights 'none', which would train a head on random features",
+                f"freeze_backbone is true, but the recipe is '{self.recipe}', which trains all layers",
                 setting="freeze_backbone",
-                way_out="set freeze_backbone to false, or weights to DEFAULT or a path",
+                way_out="leave freeze_backbone out, or set the recipe to head",
             )
-        if self.fine_tune and not self.freeze_backbone:
+        if self.weights == "none" and (self.freeze_backbone or self.recipe in {"head", "finetune"}):
+            what = "freeze_backbone is true" if self.freeze_backbone else f"the recipe is '{self.recipe}'"
             raise WrongInput(
-                f"fine_tune has {len(self.fine_tune)} phases, but freeze_backbone is false and every layer is trained "
-                "from the start",
-                setting="fine_tune",
-                way_out="leave fine_tune out, or set freeze_backbone to true",
+                f"{what} with weights 'none', which would train a head on random features",
+                setting="freeze_backbone" if self.freeze_backbone else "recipe",
+                way_out="set freeze_backbone to false, or weights to DEFAULT or a path"
+                if self.freeze_backbone
+                else "set the recipe to scratch, or weights to DEFAULT or a path",
             )
+        if self.fine_tune and (self.trained == "all" or self.recipe == "head"):
+            reason = (
+                "freeze_backbone is false and every layer is trained from the start"
+                if self.freeze_backbone is False
+                else f"the recipe is '{self.recipe}'"
+            )
+            raise WrongInput(
+                f"fine_tune has {len(self.fine_tune)} phases, but {reason}",
+                setting="fine_tune",
+                way_out="leave fine_tune out, or set freeze_backbone to true"
+                if self.freeze_backbone is False
+                else "leave fine_tune out, or set the recipe to finetune",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
         if self.schedule == "plateau" and self.plateau_epochs >= self.patience:
             raise WrongInput(
                 f"plateau_epochs is {self.plateau_epochs} and patience {self.patience}, so training stops before the "
@@ -249,19 +338,30 @@ class TrainConfig(FrozenConfig):
         return self
 
     @property
-    def total_epochs(self) -> int:
-        """Maximum number of epochs over all phases."""
-        return self.max_epochs + sum(phase.max_epochs for phase in self.fine_tune)
+    def trained(self) -> Literal["head", "head, then all", "all"]:
+        """Layers that are trained: the new head, then all where the recipe or `fine_tune` says so, or all at once."""
+        if self.freeze_backbone is False or self.recipe == "scratch":
+            return "all"
+        if self.freeze_backbone is None and self.weights == "none":
+            return "all"
+        by_recipe = self.recipe in {"auto", "finetune"} and self.freeze_backbone is None
+        return "head, then all" if self.fine_tune or by_recipe else "head"
+
+    @property
+    def plans_fine_tuning(self) -> bool:
+        """True if the recipe adds a phase of all layers, whose epochs are planned when the head is trained."""
+        return self.trained == "head, then all" and not self.fine_tune
 
     @property
     def makes_features(self) -> bool:
-        """True if the first phase trains on cached features; those of augmented images change every epoch."""
-        return self.freeze_backbone and self.feature_cache and not self.augmentation.is_on
+        """True if the head is trained on cached features; those of augmented images change every epoch."""
+        augments = self.augmentation.is_on and not self.plans_fine_tuning
+        return self.trained != "all" and self.feature_cache and not augments
 
     @property
     def trains_head_only(self) -> bool:
         """True if every phase trains only the head, on cached features."""
-        return self.makes_features and not self.fine_tune
+        return self.makes_features and self.trained == "head"
 
     def fitting_batch(self, num_ranks: int, rows: int) -> int | Literal["auto"]:
         """Return `batch_size`, lowered so that a step of all ranks takes at most `rows` images, those of `train`."""
@@ -277,7 +377,12 @@ class TrainConfig(FrozenConfig):
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
         limits = {"timeout_seconds", "stall_timeout_seconds"}
         names = type(self).model_fields.keys() - kept - limits - {"environment", "trace_steps"}
-        return hashed_settings(self, names) | self.neutral
+        if self.recipe != "given":
+            return hashed_settings(self, names) | self.neutral | {"recipe_version": RECIPE_VERSION}
+        # With the keys of release 0.2, whose settings had these values.
+        left = {name: value for name, value in DEFAULTS.items() if getattr(self, name) in {None, "auto"}}
+        left["augmentation"] = self.augmentation.model_copy(update={"by_recipe": False})
+        return hashed_settings(self.model_copy(update=left), names) | self.neutral
 
     @property
     def neutral(self) -> dict[str, Any]:
@@ -289,14 +394,9 @@ class TrainConfig(FrozenConfig):
         threads = {"num_threads": 0} if self.trains_head_only or self.device == "cuda" else {}
         return threads | ({"compile": False} if self.trains_head_only else {})
 
-    @property
-    def continues(self) -> bool:
-        """True if more epochs continue a run: the learning rate of a step does not depend on the number of epochs."""
-        return self.schedule in {"constant", "plateau"}
 
-
-NETWORK = {name: ("train", name) for name in ("model", "weights", "freeze_backbone")}
-DEVICE_AND_EPOCHS = {name: ("train", name) for name in ("device", "max_epochs")}
+NETWORK = {name: ("train", name) for name in ("model", "weights", "recipe")}
+DEVICE_AND_EPOCHS = {name: ("train", name) for name in ("device", "max_epochs", "freeze_backbone")}
 
 
 class TrainRun(CacheRun):
@@ -305,41 +405,3 @@ class TrainRun(CacheRun):
     first_screen = NETWORK | IMAGE_SIZE | DEVICE_AND_EPOCHS | TABLES
 
     train: TrainConfig = TrainConfig()
-
-
-class RepeatRun(SparkRun):
-    """Parameters of the flow `repeat`."""
-
-    run_id: RunId | None = Field(None, description="MLflow run to repeat; empty: the newest finished training run")
-
-
-class OverfitConfig(FrozenConfig):
-    """Overfitting of a single batch, which any model that is able to learn achieves."""
-
-    max_steps: int = Field(200, ge=1, le=100_000, description="Maximum number of training steps on the batch")
-    target_loss_ratio: float = Field(
-        0.1, gt=0.0, lt=1.0, description="Fraction of the initial loss below which the loss must fall"
-    )
-
-
-class GradientConfig(FrozenConfig):
-    """Inspection of the gradients of the first batches."""
-
-    num_batches: int = Field(
-        2,
-        ge=1,
-        le=1000,
-        description="Number of batches to train on; in the first, a layer initialised with zeros passes no gradient on",
-    )
-
-
-class OverfitRun(TrainRun):
-    """Parameters of the flow `overfit-batch`."""
-
-    overfit: OverfitConfig = OverfitConfig()
-
-
-class GradientRun(TrainRun):
-    """Parameters of the flow `check-gradients`."""
-
-    gradients: GradientConfig = GradientConfig()

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from tasks.config import submitted
 from tasks.config.cache import IMAGE_SIZE
 from tasks.config.frozen import FrozenConfig, hashed_settings
+from tasks.config.recipe import total_epochs
 from tasks.config.run import TABLES
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.config.values import Epochs, RunId, Seconds
@@ -146,7 +147,7 @@ class TuneConfig(FrozenConfig):
 
     def trial_epochs(self, train: TrainConfig) -> int:
         """Return the maximum number of epochs of a trial over all phases."""
-        return self.max_epochs or train.total_epochs
+        return self.max_epochs or total_epochs(searched(train))
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine sampling and pruning; the others may change when a search resumes."""
@@ -168,13 +169,18 @@ def number_type(name: str) -> type[int] | type[float] | None:
     return int if types == {int} else float if types == {float} else None
 
 
+def searched(train: TrainConfig) -> TrainConfig:
+    """Return the settings of a search: auto trains the head alone, as the speed of the machine decides on more."""
+    return train.model_copy(update={"recipe": "head"}) if train.recipe == "auto" and train.plans_fine_tuning else train
+
+
 def with_values(train: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """Return the settings with these values in place of their own.
 
     Raises:
         ValidationError: The result is invalid.
     """
-    return TrainConfig.model_validate(train.model_dump() | dict(values))
+    return TrainConfig.model_validate(searched(train).model_dump() | dict(values))
 
 
 def _ends(name: str, space: Space) -> list[Any]:
@@ -254,10 +260,10 @@ class TuneRun(TrainRun):
                 setting="tune.max_epochs",
                 way_out="leave one of the two out",
             )
-        if bound is not None and bound > self.train.max_epochs:
+        final = total_epochs(searched(self.train))
+        if bound is not None and bound > final:
             raise WrongInput(
-                f"tune.max_epochs is {bound}, more than train.max_epochs {self.train.max_epochs}, the limit of the "
-                "final training run",
+                f"tune.max_epochs is {bound}, more than the {final} of the final training run (train.max_epochs)",
                 setting="tune.max_epochs",
                 way_out="lower the one or raise the other",
             )

@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
+from tasks.config.recipe import monitored
 from tasks.environment import rendezvous
 from tasks.errors import UserError, WrongInput, error_record
 from tasks.launch.protocol import EXIT_ENDED, EXIT_FAILED, EXIT_WRONG_INPUT
@@ -65,16 +66,17 @@ def make_reducer(num_ranks: int, distributed: DistributedConfig | None, stall_se
 
 def run_rank(spec: TrainingSpec, reducer: Reducer, emit: Emit) -> None:
     """Train; rank 0 emits an event after each epoch, and the id of the MLflow run at the end."""
+    monitor = monitored(spec.train)
 
     def on_epoch(metrics: ReportedEpoch) -> None:
         emit(
             {
                 "epoch": metrics.epoch + 1,
-                "max_epochs": spec.train.total_epochs,
+                "max_epochs": metrics.max_epochs,
                 "ends_training": metrics.ends_training,
                 "val_accuracy": metrics.val_accuracy,
-                "monitor": spec.train.monitor,
-                "value": getattr(metrics, spec.train.monitor),
+                "monitor": monitor,
+                "value": getattr(metrics, monitor),
             }
         )
 

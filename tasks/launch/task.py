@@ -11,6 +11,7 @@ from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
 
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
+from tasks.config.recipe import total_epochs
 from tasks.config.storage import SparkConfig
 from tasks.config.submitted import SingleConfig
 from tasks.config.train import TrainConfig
@@ -30,7 +31,7 @@ from tasks.train.spec import TrainingSpec, run_keys
 
 def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:
     """Train in separate processes; publish the progress of the epochs and the metrics at the end."""
-    epochs = EpochProgress(key, spec.train.total_epochs)
+    epochs = EpochProgress(key, total_epochs(spec.train))
     run = launch_ranks(spec, epochs.update)
     epochs.end()
     publish_run(run, spec.storage, key)

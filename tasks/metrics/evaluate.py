@@ -34,10 +34,13 @@ class EpochMetrics:
     """Fraction of rank 0's training time spent waiting for batches."""
     train_seconds: float
     validation_seconds: float
+    val_calibrated_loss: float = math.nan
+    """Loss at the temperature of CALIBRATED that fits best; NaN in checkpoints of release 0.2."""
 
     def values(self) -> dict[str, float]:
-        """Return the metrics by name, without the number of the epoch."""
-        return {name: float(value) for name, value in asdict(self).items() if name != "epoch"}
+        """Return the metrics by name, without the number of the epoch and values that are NaN."""
+        values = {name: float(value) for name, value in asdict(self).items() if name != "epoch"}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Evaluation:
     """Confusion matrix, int64 (K, K): rows are true classes, columns are predicted classes."""
     top5_accuracy: float
     """Fraction of images whose true class is among the five most probable; 1 with five classes or fewer."""
+    calibrated_loss: float
+    """Mean cross-entropy in nats at the inverse temperature of CALIBRATED where it is lowest."""
 
     @property
     def accuracy(self) -> float:
@@ -79,20 +84,27 @@ class DetailedEvaluation(Evaluation):
     """Mistakes with the highest loss, in descending order; empty if every image was classified correctly."""
 
 
+CALIBRATED = tuple(1.25**power for power in range(-7, 8))
+"""Inverse temperatures of the calibrated loss, from 0.2 to 5. Training with label smoothing or an average of weights
+gives other confidences, which the temperature of the model package corrects, and which must not decide."""
+
+
 class _Sums:
     """Accumulator of a rank's loss, confusion matrix and top-5 hits."""
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
         self._num_classes = num_classes
         self._confusion = torch.zeros(num_classes * num_classes, dtype=torch.float64, device=device)
-        self._totals = torch.zeros(2, dtype=torch.float64, device=device)  # loss, top-5 hits
+        self._totals = torch.zeros(2 + len(CALIBRATED), dtype=torch.float64, device=device)  # loss, top-5 hits, losses
 
     def add(self, labels_B: torch.Tensor, logits_BK: torch.Tensor) -> None:
         """Add a batch."""
         num_classes = self._num_classes
         loss = functional.cross_entropy(logits_BK, labels_B, reduction="sum")
         top5 = logits_BK.topk(min(5, num_classes), dim=1).indices
-        self._totals += torch.stack([loss.double(), (top5 == labels_B[:, None]).sum().double()])
+        losses = [functional.cross_entropy(logits_BK * inverse, labels_B, reduction="sum") for inverse in CALIBRATED]
+        hits = (top5 == labels_B[:, None]).sum()
+        self._totals += torch.stack([value.double() for value in (loss, hits, *losses)])
         cells = labels_B * num_classes + logits_BK.argmax(1)
         # In place: with many classes, a new matrix per batch would take most of the time of an evaluation.
         self._confusion.index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
@@ -101,9 +113,12 @@ class _Sums:
         """Return the metrics over all ranks; a collective operation."""
         # Sums over all ranks, never a rank's own metrics: every rank sees the same values and takes the same decisions.
         summed = reducer.sum(torch.cat([self._totals, self._confusion]).cpu())
-        matrix_KK = summed[2:].long().view(self._num_classes, self._num_classes)
-        loss_mean, top5 = (summed[:2] / matrix_KK.sum()).tolist()
-        return Evaluation(loss=loss_mean, confusion_KK=matrix_KK, top5_accuracy=top5)
+        num_totals = len(self._totals)
+        matrix_KK = summed[num_totals:].long().view(self._num_classes, self._num_classes)
+        loss_mean, top5, *losses = (summed[:num_totals] / matrix_KK.sum()).tolist()
+        return Evaluation(
+            loss=loss_mean, confusion_KK=matrix_KK, top5_accuracy=top5, calibrated_loss=min(losses, default=math.nan)
+        )
 
 
 def logits_of(

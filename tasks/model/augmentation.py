@@ -35,6 +35,8 @@ def make_augment(
         # uint8, as torchvision's uint8 kernels are faster on a CPU; antialiasing, as for the pixels of the cache.
         scale = (settings.resized_crop, 1.0)
         transforms.append(v2.RandomResizedCrop(image_size, scale=scale, ratio=ASPECT, antialias=True))
+    if settings.colour:
+        transforms.append(v2.ColorJitter(brightness=settings.colour, contrast=settings.colour))
     if settings.flip:
         transforms.append(v2.RandomHorizontalFlip())
     if settings.rand_augment:

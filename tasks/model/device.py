@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
@@ -13,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tasks.collectives.reducer import Reducer, broadcast_value, gather_numbers
-from tasks.config.train import TrainConfig
+from tasks.config.recipe import PhaseTrain
 from tasks.environment import cxx_compiler
 from tasks.errors import WrongInput, join_names
 
@@ -132,8 +133,34 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW,
 """Optimizers, by the setting `train.optimizer`."""
 
 
-def make_optimizer(train: TrainConfig, model: nn.Module, rate: float) -> Optimizer:
-    """Return the optimizer of the parameters that are not frozen, with its initial learning rate."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+RATE_FRACTION = "rate_fraction"
+"""Entry of a parameter group: the fraction of the learning rate that its layers have."""
+
+
+def make_optimizer(train: PhaseTrain, model: nn.Module) -> Optimizer:
+    """Return the optimizer of the parameters that are not frozen, with the initial learning rate of the phase."""
     # Fused: one pass over each parameter instead of one per term of the formula.
-    return OPTIMIZERS[train.optimizer](parameters, lr=rate, weight_decay=train.weight_decay, fused=True)
+    create = partial(OPTIMIZERS[train.optimizer], lr=train.learning_rate, weight_decay=train.weight_decay, fused=True)
+    if train.recipe == "given":
+        return create([parameter for parameter in model.parameters() if parameter.requires_grad])
+    return create(parameter_groups(train, model))
+
+
+def parameter_groups(train: PhaseTrain, model: nn.Module) -> list[dict[str, Any]]:
+    """Return the groups of the trained parameters by learning rate and weight decay.
+
+    Norms and biases, which have one dimension, do not decay, as in torchvision's references (`set_weight_decay` with
+    `--norm-weight-decay 0`). Layer l of L has layer_decay^(1 - l / (L - 1)) of the rate of the last one. This follows
+    Howard and Ruder, "Universal Language Model Fine-tuning" (2018), section 3.2. A layer is a module with parameters.
+    """
+    layers = [[*module.parameters(recurse=False)] for module in model.modules()]
+    trained = [[value for value in layer if value.requires_grad] for layer in layers if layer]
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for number, layer in enumerate(trained):
+        fraction = train.layer_decay ** (1 - number / max(1, len(trained) - 1))
+        for value in layer:
+            groups.setdefault((fraction, value.ndim > 1), []).append(value)
+    return [
+        {"params": values, RATE_FRACTION: fraction, **({} if decays else {"weight_decay": 0.0})}
+        for (fraction, decays), values in groups.items()
+    ]

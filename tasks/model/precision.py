@@ -119,7 +119,15 @@ def largest_batch(
     return size
 
 
-def _loss(model: nn.Module, example: torch.Tensor, num_images: int, device: torch.device) -> torch.Tensor:
+def trial_loss(model: nn.Module, example: torch.Tensor, num_images: int, device: torch.device) -> torch.Tensor:
+    """Return the loss of a batch of zeros, (), as in a training step.
+
+    Args:
+        model: The model.
+        example: As in `largest_batch`.
+        num_images: Number of images of the batch.
+        device: Device of the model.
+    """
     inputs = torch.zeros(num_images, *example.shape, dtype=example.dtype, device=device)
     labels = torch.zeros(num_images, dtype=torch.int64, device=device)
     return functional.cross_entropy(model(at_least_two(inputs))[:num_images], labels)  # As in a training step.
@@ -165,7 +173,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its 
 
 
 @contextmanager
-def _trial(model: nn.Module) -> Iterator[None]:
+def trial(model: nn.Module) -> Iterator[None]:
     """Let a model train within the block, and drop its gradients and the changes of its buffers after it."""
     before = copy_of_buffers(model)
     model.train()
@@ -187,8 +195,8 @@ def forward_bytes(model: nn.Module, example: torch.Tensor, num_images: int) -> i
         num_images: Number of images of the pass.
     """
     live = _LiveBytes(model.state_dict().values())
-    with _trial(model), live:  # Within a mode torch runs compiled modules uncompiled.
-        _loss(model, example, num_images, torch.device("cpu"))
+    with trial(model), live:  # Within a mode torch runs compiled modules uncompiled.
+        trial_loss(model, example, num_images, torch.device("cpu"))
     return live.peak
 
 
@@ -201,12 +209,12 @@ def _fits_gpu(model: nn.Module, example: torch.Tensor, bound: int, device: torch
     """Return the largest power of two up to `bound` as batch size with which a full step succeeds."""
     spare = int(GPU_SPARE_SHARE * torch.cuda.mem_get_info(device)[1])
     fits, size, reserve = 1, 1, torch.empty(0)
-    with _trial(model):
+    with trial(model):
         try:
             # Held during the trial steps: the memory of the optimizer's state and of other needs of a training step.
             reserve = torch.empty(copies * trained_bytes(model) + spare, dtype=torch.uint8, device=device)
             while size <= bound:
-                _loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+                trial_loss(model, example, size, device).backward()  # type: ignore[no-untyped-call]  # torch does not type backward
                 model.zero_grad(set_to_none=True)
                 fits, size = size, 2 * size
         except (MemoryError, RuntimeError) as error:

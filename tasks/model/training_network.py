@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tasks.errors import WrongInput
 from tasks.model.depthwise import speed_up_depthwise
@@ -57,8 +58,17 @@ class Classifier(ImageNetwork):
         begin = names.index(layer)
         self.freeze_all_but([self.network.get_submodule(name) for name in names[begin:]] + [self.head])
 
+    def freeze_statistics(self) -> None:
+        """Keep the statistics of batch norm, whose weights may still be trained.
+
+        Those of the pretrained weights are better than those of a few small batches (tests/benchmarks/LOG.md).
+        """
+        self._frozen += [
+            module for module in self.network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        ]
+
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; frozen layers stay in eval mode, so that their batch norm statistics do not change."""
+        """Set the mode; frozen layers and statistics stay in eval mode, and do not change."""
         super().train(mode)
         for module in self._frozen:
             module.training = False
@@ -151,8 +161,17 @@ def _load_default(name: str) -> dict[str, Any]:
         ) from None
 
 
-def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone: bool) -> Classifier:
+def build_classifier(
+    name: str, weights: str, num_classes: int, freeze_backbone: bool, dropout: float | None = None
+) -> Classifier:
     """Build the network with its weights and a new head of `num_classes` outputs.
+
+    Args:
+        name: Name of the network.
+        weights: The setting `train.weights`.
+        num_classes: Number of classes K.
+        freeze_backbone: Whether only the head is trained.
+        dropout: Fraction of the head's inputs that are dropped in training; None: the network's own.
 
     Raises:
         WrongInput: The model is unknown, or the weights do not fit it.
@@ -163,8 +182,24 @@ def build_classifier(name: str, weights: str, num_classes: int, freeze_backbone:
     if state is not None:
         _load_state(network, state, name, weights)
     head = replace_head(network, num_classes)
+    if dropout is not None:
+        _drop_inputs(network, head, dropout)
     speed_up_depthwise(network)
     return Classifier(network, head, freeze_backbone)
+
+
+def _drop_inputs(network: nn.Module, head: nn.Module, dropout: float) -> None:
+    """Drop this fraction of the head's inputs in training, in place of the network's dropout beside the head.
+
+    As a hook of the head, which has the same names of weights, and drops cached features, too.
+    """
+    parents = [module for module in network.modules() if any(child is head for child in module.children())]
+    for module in parents[0].children():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    head.register_forward_pre_hook(
+        lambda module, inputs: (functional.dropout(inputs[0], dropout, module.training), *inputs[1:])
+    )
 
 
 def _load_state(network: nn.Module, state: dict[str, torch.Tensor], name: str, weights: str) -> None:

@@ -7,6 +7,7 @@ derived from the training run.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import torch
 from pydantic import BaseModel
@@ -15,6 +16,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.commands import flow_command
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
+from tasks.config.recipe import FineTuningPlan, lower_is_better, monitored, phases_of, total_epochs
 from tasks.config.train import TrainConfig
 from tasks.errors import join_names
 from tasks.interval import wilson_interval
@@ -49,6 +51,8 @@ class TrainingFacts:
     device: str
     history: Sequence[EpochMetrics]
     best_epoch: int
+    phase_starts: Sequence[int]
+    """First epoch of each phase."""
     test: DetailedEvaluation
     """Metrics of the serving form on the split `test`."""
     precision: Precision
@@ -57,6 +61,8 @@ class TrainingFacts:
     """Divisor of the logits, fitted on the split `val`."""
     difference: PrecisionDifference | None = None
     """Difference between predictions in the serving precision and in float32; None if that is the precision."""
+    plan: FineTuningPlan | None = None
+    """Plan of the fine-tuning by the recipe, if there is one."""
     backend_reason: str = ""
     """Reason for the backend of the ranks."""
     source: str | None = None
@@ -219,12 +225,10 @@ def _data(facts: TrainingFacts) -> str:
 
 def _training(facts: TrainingFacts) -> str:
     train, best = facts.train, facts.history[facts.best_epoch]
-    trained = "only the new head, on a frozen backbone" if train.freeze_backbone else "the whole network"
-    for phase in train.fine_tune:
-        layers = (
-            "all layers" if phase.unfreeze_from == "all" else f"{markdown_code(phase.unfreeze_from)} and later layers"
-        )
-        trained += f", then {layers}"
+    monitor = monitored(train)
+    trained = {"head": "only the new head, on a frozen backbone", "all": "the whole network"}.get(
+        train.trained, "the new head, on a frozen backbone, then more layers"
+    )
     num_images = facts.manifest.splits[TRAIN].rows
     batch = train.fitting_batch(facts.distributed.num_ranks if facts.distributed else 1, num_images)
     rows = [
@@ -234,20 +238,43 @@ def _training(facts: TrainingFacts) -> str:
         if facts.weights_digest != train.weights
         else [],
         ["trained layers", trained],
+        ["recipe", train.recipe],
+        ["fine-tuning", markdown_text(facts.plan.reason)] if facts.plan else [],
         ["processes", f"{facts.num_ranks}, on {facts.device}"],
         ["gradients averaged by", f"{facts.distributed.backend}: {facts.backend_reason}"] if facts.distributed else [],
         ["batch size", f"{batch}, lowered from {train.batch_size}: the split `train` has {num_images} images"]
         if batch != train.batch_size
         else [],
-        ["epochs", f"{len(facts.history)} of at most {train.total_epochs}"],
-        ["best epoch", f"{facts.best_epoch}, by {train.monitor} {getattr(best, train.monitor):.4f}"],
+        ["epochs", f"{len(facts.history)} of at most {total_epochs(train, facts.plan)}"],
+        ["best epoch", f"{facts.best_epoch}, by {monitor} {getattr(best, monitor):.4f}"],
     ]
     settings = [
         [markdown_code(f"{stage}.{name}"), markdown_code(value), markdown_code(default)]
         for stage, name, value, default in _chosen(facts)
     ]
     chosen = markdown_table(["setting", "value", "default"], settings) if settings else "All settings are the defaults."
-    return "\n\n".join(["## Training", markdown_table(["item", "value"], [row for row in rows if row]), chosen])
+    tables = [markdown_table(["item", "value"], [row for row in rows if row]), *_phases(facts), chosen]
+    return "\n\n".join(["## Training", *tables])
+
+
+def _phases(facts: TrainingFacts) -> list[str]:
+    """Return a table of the best epoch of each phase, in a list; an empty list with one phase."""
+    monitor, phases = monitored(facts.train), phases_of(facts.train, facts.plan)
+    best_of = min if lower_is_better(monitor) else max
+    rows = []
+    for phase, (start, end) in zip(phases, pairwise([*facts.phase_starts, len(facts.history)]), strict=False):
+        epochs = facts.history[start:end]
+        if not epochs:
+            continue
+        best = best_of(epochs, key=lambda epoch: float(getattr(epoch, monitor)))
+        layers = "all layers" if phase.unfreeze_from == "all" else markdown_code(phase.unfreeze_from or "head")
+        name = f"{layers}, weight decay {phase.train.weight_decay:g}"
+        kept = "chosen" if start <= facts.best_epoch < end else ""
+        values = f"{best.val_accuracy:.4f}", f"{getattr(best, monitor):.4f}"
+        rows.append([name, f"{len(epochs)}", str(best.epoch), *values, kept])
+    if len(rows) < 2:
+        return []
+    return [markdown_table(["phase", "epochs", "best epoch", "val accuracy", monitor.replace("_", " "), ""], rows)]
 
 
 def _reproduction(facts: TrainingFacts, run_id: str, code_version: str | None, storage: Storage) -> str:

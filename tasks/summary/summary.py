@@ -111,7 +111,7 @@ def _network(storage: Storage, champion: ModelRef, source: str) -> dict[str, str
     from_scratch = settings.get("train.weights", "none") == "none"
     if from_scratch and not source.startswith(BUILTIN_DIGITS):
         return {}
-    names = {"model": "train.model", "weights": "train.weights", "freeze_backbone": "train.freeze_backbone"}
+    names = {"model": "train.model", "weights": "train.weights", "recipe": "train.recipe"}
     names["image_size"] = "cache.image_size"
     return {
         name: settings[param].lower() if settings[param] in {"True", "False"} else settings[param]

@@ -44,6 +44,9 @@ CODE_TAG = "lakevision.code_version"
 VERSION_PARAM = "version."
 """Prefix of the parameters with the versions of packages."""
 
+PLAN_TAG = "lakevision.plan"
+"""Tag with the plan of the recipe's fine-tuning, as JSON."""
+
 BATCH_SIZE_TAG = "lakevision.batch_size.stage_"
 """Prefix of the tags with the automatically chosen batch size of each phase, by its number."""
 

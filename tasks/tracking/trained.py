@@ -46,6 +46,8 @@ class LoggedTraining:
     """Automatically chosen batch sizes, by the number of the phase."""
     resumed_with_changes: str | None = None
     """Differences in provenance with which the run was resumed, if any."""
+    plan: str | None = None
+    """Plan of the recipe's fine-tuning as JSON, if it has one."""
 
 
 def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
@@ -81,6 +83,7 @@ def logged_training(storage: Storage, run_id: str) -> LoggedTraining:
         metrics=dict(run.data.metrics),
         batch_sizes=runs.values_below(run.data.tags, runs.BATCH_SIZE_TAG),
         resumed_with_changes=run.data.tags.get(runs.RESUMED_WITH_CHANGES_TAG),
+        plan=run.data.tags.get(runs.PLAN_TAG),
     )
 
 

@@ -28,7 +28,18 @@ from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.train")
 
-PLAIN = ("phase", "first_epoch", "next_epoch", "batch_size", "average", "seconds", "provenance", "tags")
+PLAIN = (
+    "phase",
+    "first_epoch",
+    "next_epoch",
+    "batch_size",
+    "average",
+    "seconds",
+    "provenance",
+    "tags",
+    "plan",
+    "phases",
+)
 """Values of `Progress` that a checkpoint has as they are."""
 
 CONTENT = (*PLAIN, "config", "classes", "model", "optimizer", "rank_buffers", "running", "stopping", "history")
@@ -40,7 +51,7 @@ VERSION = 1
 A value that is added needs no other version: it has a default that means "as before", in its dataclass or in ADDED.
 """
 
-ADDED: dict[str, Any] = {}
+ADDED: dict[str, Any] = {"plan": {}, "phases": []}
 """Values of CONTENT that are newer than version 1, for checkpoints that lack them."""
 
 DAMAGE = (

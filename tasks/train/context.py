@@ -14,6 +14,7 @@ from tasks.cache.loader import CacheLoader, count_labels
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.order import VirtualRanks
 from tasks.collectives.reducer import Reducer, gather_numbers
+from tasks.config.recipe import PhaseTrain
 from tasks.environment import local_rank_and_size
 from tasks.errors import join_names
 from tasks.model.precision import OPTIMIZER_COPIES, choose_precision, largest_batch
@@ -114,8 +115,8 @@ class TrainingContext:
         """`train.batch_size`, lowered where the split `train` has fewer images than a step of all ranks takes."""
         return self.spec.train.fitting_batch(self.ranks.num_virtual, self.manifest.splits[TRAIN].rows)
 
-    def batch_size(self, model: nn.Module) -> int:
-        """Return the images per step on each rank, the same on all ranks."""
+    def batch_size(self, model: nn.Module, train: PhaseTrain) -> int:
+        """Return the images per step on each rank in a phase, the same on all ranks."""
         if self.fitting_batch != "auto":
             return self.fitting_batch
         own = largest_batch(
@@ -126,7 +127,7 @@ class TrainingContext:
             self.device,
             num_local=(local_rank_and_size() or (0, self.reducer.num_ranks))[1],
             copies=OPTIMIZER_COPIES
-            + (self.spec.train.ema_decay is not None)
+            + bool(train.ema_decay)
             + (self.reducer.num_ranks > 1)  # The buckets in which gradients are sent.
             + (self.spec.train.accumulate_steps > 1),  # Gradients are kept while the next batch is computed.
         )

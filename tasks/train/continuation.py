@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config.frozen import flat_params
+from tasks.config.recipe import values_of
 from tasks.errors import WrongInput, join_names
 from tasks.refs import TRIAL_TAG
 from tasks.train.checkpoint import Checkpoints
@@ -36,7 +37,14 @@ def can_be_continued(spec: TrainingSpec) -> bool:
 
     Trials are no such runs: there may be hundreds of them. Neither are repetitions, which train from the start.
     """
-    return spec.train.continues and spec.repetition is None and TRIAL_TAG not in spec.tags
+    continues = spec.train.schedule in {"constant", "plateau"} and _max_epochs(spec) is not None
+    return continues and spec.repetition is None and TRIAL_TAG not in spec.tags
+
+
+def _max_epochs(spec: TrainingSpec) -> int | None:
+    """Return `max_epochs` as in the identity of a run; None if the recipe decides."""
+    epochs: int | None = spec.identity["train"]["max_epochs"]
+    return epochs
 
 
 def end_checkpoints(spec: TrainingSpec) -> None:
@@ -57,11 +65,12 @@ def continues(spec: TrainingSpec, content: Mapping[str, Any]) -> bool:
         spec: The training run.
         content: A checkpoint of a run with the same settings and data, except for `max_epochs`.
     """
-    train, epochs = spec.train, num_epochs(content)
+    train, epochs = values_of(spec.train), num_epochs(content)
     if not can_be_continued(spec) or epochs is None or not epochs < train.max_epochs or content["phase"] != 0:
         return False
     global_batch = content["batch_size"] * spec.num_virtual_ranks * train.accumulate_steps
-    return warmup_length(train, global_batch, epochs) == warmup_length(train, global_batch, train.max_epochs)
+    before = train.model_copy(update={"max_epochs": epochs})
+    return warmup_length(before, global_batch) == warmup_length(train, global_batch)
 
 
 def neutral_settings(spec: TrainingSpec, content: Mapping[str, Any]) -> set[str]:
@@ -107,7 +116,7 @@ def check_fits(
 
 def continued_run(spec: TrainingSpec, content: Mapping[str, Any]) -> str | None:
     """Return the MLflow run of fewer epochs that a checkpoint is of, or None if it is of this training run."""
-    return str(content["run_id"]) if num_epochs(content) != spec.train.max_epochs else None
+    return str(content["run_id"]) if num_epochs(content) != _max_epochs(spec) else None
 
 
 def adopt_checkpoint(spec: TrainingSpec) -> None:
@@ -136,7 +145,7 @@ def adopt_checkpoint(spec: TrainingSpec) -> None:
         if name is None:
             continue
         content = checkpoints.load(name)
-        if num_epochs(content) == spec.train.max_epochs or continues(spec, content):
+        if num_epochs(content) == _max_epochs(spec) or continues(spec, content):
             logger.info("training continues from the checkpoint %s", other / name)
             folder.mkdir(parents=True, exist_ok=True)
             for file in files_of(name):
@@ -152,7 +161,7 @@ def _other_folders(spec: TrainingSpec) -> Iterator[Path]:
     if not can_be_continued(spec):
         return
     identity = spec.identity
-    for epochs in range(spec.train.max_epochs - 1, 0, -1):
+    for epochs in range((_max_epochs(spec) or 1) - 1, 0, -1):
         folder = root / key_of(identity | {"train": identity["train"] | {"max_epochs": epochs}})
         yield folder
         yield folder / FINISHED

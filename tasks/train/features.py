@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from pydantic import TypeAdapter
+from torch import nn
 
 from tasks.cache.loader import IN_MEMORY_BYTES, CacheLoader, InMemoryLoader
 from tasks.cache.manifest import (
@@ -34,6 +35,7 @@ from tasks.model_package.serving import serving_network
 from tasks.object_store import file_system
 from tasks.progress.activity import stepping, waiting_for_process
 from tasks.progress.count import advance, counted
+from tasks.refs import TRAIN
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.train.context import TrainingContext
@@ -181,6 +183,56 @@ def _complete_features(url: str, settings: FeatureSettings) -> CacheManifest | N
     return manifest
 
 
+class StandardizedHead(nn.Module):
+    """The head on features of mean 0 and standard deviation 1, so that one learning rate and decay suit all of them.
+
+    Its weights are those of the head, in the standardized space until `fold`. A few images of a rare class are then
+    told apart in a few epochs (tests/benchmarks/LOG.md).
+    """
+
+    def __init__(self, head: nn.Module, mean_F: torch.Tensor, deviation_F: torch.Tensor) -> None:
+        """Move the head's weights into the standardized space.
+
+        Args:
+            head: Linear layer of F inputs, which is changed.
+            mean_F: Mean of the features, float32 (F,), on the device of the head.
+            deviation_F: Their standard deviation, of the same form.
+        """
+        super().__init__()
+        assert isinstance(head, nn.Linear), "a head on vectors is linear"
+        self.head, self._mean_F, self._deviation_F = head, mean_F, deviation_F
+        with torch.no_grad():
+            head.bias.add_(head.weight @ mean_F)
+            head.weight.mul_(deviation_F)
+
+    def forward(self, features_BF: torch.Tensor) -> torch.Tensor:
+        """Return the logits, float32 (B, K)."""
+        logits_BK: torch.Tensor = self.head((features_BF - self._mean_F) / self._deviation_F)
+        return logits_BK
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Give the head the weights for features as they are."""
+        self.head.weight.div_(self._deviation_F)
+        self.head.bias.sub_(self.head.weight @ self._mean_F)
+
+
+def standardized(head: nn.Module, url: str, manifest: CacheManifest) -> StandardizedHead:
+    """Return a head on features that have, over the first STANDARDIZED_ROWS training images, mean 0 and deviation 1."""
+    sums = torch.zeros((3, manifest.row_bytes // 4), dtype=torch.float64)
+    for batch in CacheLoader(url, manifest, TRAIN, BATCH).epoch(0):
+        values_BF = batch.inputs.double()
+        sums += torch.stack([torch.ones_like(values_BF), values_BF, values_BF.square()]).sum(dim=1)
+        if sums[0, 0] >= STANDARDIZED_ROWS:
+            break
+    count, total, squares = sums
+    mean = total / count
+    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
+    deviation += MIN_DEVIATION * deviation.mean() + 1e-12
+    device = next(head.parameters()).device
+    return StandardizedHead(head, mean.float().to(device), deviation.float().to(device))
+
+
 def feature_loader(
     url: str,
     manifest: CacheManifest,
@@ -195,6 +247,12 @@ def feature_loader(
     kind = InMemoryLoader if fits_in_memory else CacheLoader
     return kind(url, manifest, split, batch_size, seed=seed, ranks=ranks)
 
+
+STANDARDIZED_ROWS = 20_000
+"""Training images that mean and deviation of the features are taken from."""
+
+MIN_DEVIATION = 1e-2
+"""Added to the deviations, as a fraction of their mean: a feature that is nearly constant stays small."""
 
 BATCH = 64
 """Images per batch of the backbone; fixed, so that features do not depend on `train.batch_size`."""

@@ -20,6 +20,7 @@ from tasks.cache.order import VirtualRanks
 from tasks.collectives.reducer import Reducer
 from tasks.errors import Diverged
 from tasks.metrics.evaluate import EpochMetrics, evaluate
+from tasks.model.device import RATE_FRACTION
 from tasks.model.training_network import copy_of_state
 from tasks.progress.activity import stepping
 from tasks.refs import TRAIN, VAL
@@ -60,8 +61,10 @@ class LoopSettings:
     monitor: str
     """Metric of `EpochMetrics` for early stopping."""
     num_classes: int
-    warmup_epochs: float = 0.0
-    """Epochs of the phase's warm-up; early stopping does not count the epochs that begin in it."""
+    patient_from: float = 0.0
+    """Epoch of the phase before which early stopping counts no epoch, such as the end of its warm-up."""
+    breaks_ties: bool = False
+    """Whether the lower loss is the better one of equal values of the metric."""
     average: WeightAverage | None = None
     """Average of the weights to validate in their place; None for the weights themselves."""
     first_epoch: int = 0
@@ -236,9 +239,9 @@ def reduce_epoch(running: RunningEpoch, reducer: Reducer) -> TrainedEpoch:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of every parameter group."""
+    """Set the learning rate of every parameter group: all of it, or the fraction of the group's layers."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get(RATE_FRACTION, 1.0)
 
 
 def has_epochs_left(progress: Progress, max_epochs: int) -> bool:
@@ -282,6 +285,9 @@ def fit(
                 trained = train_one_epoch(model, loaders[TRAIN], optimizer, loop, epoch, running)
             if not running.is_trained:
                 average_buffers(model, reducer, loop.buffers)
+                if loop.average is not None:
+                    steps = count_steps(loaders[TRAIN], loop.step, loop.ranks)
+                    loop.average.end_epoch((epoch - loop.first_epoch) * steps, running.steps)
                 running.is_trained = True
         began = time.perf_counter()
         with validated_weights():
@@ -296,16 +302,18 @@ def fit(
             val_accuracy=validation.accuracy,
             val_top5_accuracy=validation.top5_accuracy,
             val_macro_f1=validation.macro_f1,
-            learning_rate=optimizer.param_groups[0]["lr"],
+            val_calibrated_loss=validation.calibrated_loss,
+            learning_rate=max(group["lr"] for group in optimizer.param_groups),
             train_seconds=running.seconds,
             validation_seconds=time.perf_counter() - began,
         )
         with defer_signals():
             progress.history.append(metrics)
-            if progress.stopping.update(epoch, getattr(metrics, loop.monitor)):
+            tie = validation.loss if loop.breaks_ties else None
+            if progress.stopping.update(epoch, getattr(metrics, loop.monitor), tie):
                 with validated_weights():
                     progress.best_state = copy_of_state(model)
-            if epoch - progress.first_epoch < loop.warmup_epochs:
+            if epoch - progress.first_epoch < loop.patient_from:
                 progress.stopping.epochs_without_improvement = 0
             progress.seconds += metrics.train_seconds + metrics.validation_seconds
             progress.next_epoch, progress.running = epoch + 1, RunningEpoch()

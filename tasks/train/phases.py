@@ -7,17 +7,18 @@ import torch
 from torch import nn
 
 from tasks.cache.loader import CacheLoader
-from tasks.config.train import TrainConfig
+from tasks.cache.manifest import CacheManifest
+from tasks.config.recipe import Phase, lower_is_better, phases_of
 from tasks.model.augmentation import make_augment
 from tasks.model.device import check_compiler, make_optimizer
 from tasks.progress.activity import expect_slow_steps
 from tasks.refs import TRAIN, VAL
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.context import TrainingContext
-from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
+from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images, standardized
 from tasks.train.loop import LoopSettings, count_steps
 from tasks.train.progress import Progress
-from tasks.train.schedule import make_schedule, peak_rate, scaling_rule, warmup_length
+from tasks.train.schedule import make_schedule, patient_from, peak_rate, scaling_rule, warmup_length
 from tasks.train.step import StepSettings
 
 logger = logging.getLogger("lakevision.train")
@@ -27,23 +28,6 @@ GRAPHS_PER_PHASE = 4
 
 torch computes uncompiled beyond a limit, by default 8 (https://docs.pytorch.org/docs/stable/torch.compiler.config.html).
 """
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Settings of a phase."""
-
-    number: int
-    unfreeze_from: str | None
-    """First trained layer; None: only the head, or all layers if the backbone is not frozen."""
-    learning_rate: float
-    max_epochs: int
-
-
-def phases_of(train: TrainConfig) -> list[Phase]:
-    """Return the phases in order."""
-    first = Phase(0, None, train.learning_rate, train.max_epochs)
-    return [first] + [Phase(number, **dict(phase)) for number, phase in enumerate(train.fine_tune, 1)]
 
 
 @dataclass(frozen=True)
@@ -60,31 +44,38 @@ class Trainable:
 
 def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
     """Build model, loaders and optimizer of a phase; the optimizer is not yet wrapped by the reducer."""
-    train, distributed, classifier = context.spec.train, context.spec.distributed, context.classifier
+    train, distributed, classifier = phase.train, context.spec.distributed, context.classifier
     if phase.unfreeze_from is not None:
         classifier.unfreeze_from(phase.unfreeze_from)
+        if train.recipe != "given":
+            classifier.freeze_statistics()
     classifier.precision = context.precision
-    takes_features = _takes_features(context, phase)
+    takes_features = phase.unfreeze_from is None and trains_on_features(context)
     # The network is compiled in the first steps.
     expect_slow_steps(slow=train.compile and not takes_features)
-    model = classifier.head if takes_features else classifier
+    model: nn.Module = classifier.head if takes_features else classifier
     # Chosen once per phase: with the free memory of another process, a resumed run would have another order of images.
-    batch_size = progress.batch_size = progress.batch_size or context.batch_size(model)
+    batch_size = progress.batch_size = progress.batch_size or context.batch_size(model, train)
     if takes_features:
-        loaders = _feature_loaders(context, batch_size)
+        url, features = materialize_features(context, (TRAIN, VAL))
+        loaders = _feature_loaders(context, batch_size, url, features)
+        if train.recipe != "given":
+            model = standardized(model, url, features)
     else:
         loaders = {split: context.images(split, batch_size) for split in (TRAIN, VAL)}
         if train.compile:
             if context.device.type == "cpu":
                 check_compiler()
-            limit = GRAPHS_PER_PHASE * len(phases_of(train))
+            limit = GRAPHS_PER_PHASE * (len(phases_of(context.spec.train)) + context.spec.train.plans_fine_tuning)
             torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, limit)
             classifier.network.compile()
     settings = StepSettings(
         label_smoothing=train.label_smoothing,
         max_gradient_norm=train.max_gradient_norm,
         class_weights_K=context.class_weights(),
-        augment=make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
+        augment=None
+        if takes_features
+        else make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
         seed=train.seed,
         accumulate_steps=train.accumulate_steps,
         sync_batch_norm=context.reducer.num_ranks > 1 and distributed is not None and distributed.sync_batch_norm,
@@ -94,41 +85,41 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         train,
         global_batch,
         count_steps(loaders[TRAIN], settings, context.ranks),
-        base=phase.learning_rate,
-        max_epochs=phase.max_epochs,
         history=lambda: [getattr(metrics, train.monitor) for metrics in progress.history],
         first_epoch=progress.first_epoch,
     )
-    warmup_epochs = warmup_length(train, global_batch, phase.max_epochs)
-    peak = peak_rate(train, phase.learning_rate, global_batch)
-    if context.reducer.rank == 0 and peak != phase.learning_rate:
+    warmup_epochs = warmup_length(train, global_batch)
+    peak = peak_rate(train, global_batch)
+    if context.reducer.rank == 0 and peak != train.learning_rate:
         logger.info(
             "learning rate %.4g: %.4g scaled (%s) from %d to %d images per step, after %g epochs of warm-up",
-            *(peak, phase.learning_rate, scaling_rule(train), train.reference_batch_size, global_batch, warmup_epochs),
+            *(peak, train.learning_rate, scaling_rule(train), train.reference_batch_size, global_batch, warmup_epochs),
         )
     loop = LoopSettings(
         schedule,
         context.device,
         context.reducer,
-        max_epochs=phase.max_epochs,
+        max_epochs=train.max_epochs,
         monitor=train.monitor,
         num_classes=len(context.manifest.classes),
-        warmup_epochs=warmup_epochs,
+        patient_from=train.max_epochs if phase.whole else patient_from(train, warmup_epochs),
+        breaks_ties=train.recipe != "given" and not lower_is_better(train.monitor),
         first_epoch=progress.first_epoch,
         step=settings,
         buffers=VirtualBuffers(model, context.ranks),
     )
-    return Trainable(model, loaders, make_optimizer(train, model, phase.learning_rate), loop)
+    return Trainable(model, loaders, make_optimizer(train, model), loop)
 
 
-def _takes_features(context: TrainingContext, phase: Phase) -> bool:
-    if phase.unfreeze_from is not None or not context.spec.train.makes_features:
-        return False
-    return ends_in_head(context.classifier, sample_images(context.manifest.image_size).to(context.device))
+def trains_on_features(context: TrainingContext) -> bool:
+    """Return whether the head is trained on cached features."""
+    sample = sample_images(context.manifest.image_size).to(context.device)
+    return context.spec.train.makes_features and ends_in_head(context.classifier, sample)
 
 
-def _feature_loaders(context: TrainingContext, batch_size: int) -> dict[str, CacheLoader]:
-    url, features = materialize_features(context, (TRAIN, VAL))
+def _feature_loaders(
+    context: TrainingContext, batch_size: int, url: str, features: CacheManifest
+) -> dict[str, CacheLoader]:
     return {
         split: feature_loader(
             url,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -25,15 +26,25 @@ class EarlyStopping:
     best: float | None = None
     best_epoch: int = -1
     epochs_without_improvement: int = 0
+    best_tie: float | None = None
+    """Loss of the best epoch, where ties are broken by it."""
 
-    def update(self, epoch: int, value: float) -> bool:
-        """Record the metric of an epoch; return whether it is the best so far, False for NaN."""
+    def update(self, epoch: int, value: float, tie: float | None = None) -> bool:
+        """Record the metric of an epoch; return whether it is the best so far, False for NaN.
+
+        Args:
+            epoch: Number of the epoch.
+            value: Its metric.
+            tie: Its loss, by which the better one of equal values is chosen without `min_delta`; None keeps the first.
+        """
         if math.isnan(value):
             self.epochs_without_improvement += 1
             return False
         gain = 0.0 if self.best is None else (value - self.best if self.higher_is_better else self.best - value)
-        if self.best is None or gain > self.min_delta:
+        loss_gain = 0.0 if tie is None or self.best_tie is None else self.best_tie - tie
+        if self.best is None or gain > self.min_delta or (gain == self.min_delta == 0 and loss_gain > 0):
             self.best, self.best_epoch, self.epochs_without_improvement = value, epoch, 0
+            self.best_tie = tie
             return True
         self.epochs_without_improvement += 1
         return False
@@ -50,6 +61,8 @@ class ReportedEpoch(EpochMetrics):
 
     ends_training: bool
     """True for the last epoch: `max_epochs` or patience is reached in the last phase, or the time budget is used up."""
+    max_epochs: int
+    """Maximum number of epochs of the training run, as far as it is planned."""
 
 
 @dataclass
@@ -77,7 +90,7 @@ class Progress:
 
     stopping: EarlyStopping
     phase: int = 0
-    """Number of the phase: 0 is the first, and each entry of `train.fine_tune` is one more."""
+    """Number of the phase, from 0."""
     first_epoch: int = 0
     """First epoch of the phase."""
     next_epoch: int = 0
@@ -89,9 +102,13 @@ class Progress:
     best_state: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights of the best epoch."""
     average: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Moving average of the trained weights of the phase; empty without `train.ema_decay`, and before its start."""
+    """Moving average of the weights in the phase; empty without an average, and before its start."""
     seconds: float = 0.0
     """Training and validation time of the finished epochs, over all starts."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    """The `FineTuningPlan` of the recipe; empty until the head is trained."""
+    phases: list[int] = field(default_factory=list)
+    """First epoch of each phase that has begun."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the logits."""
     provenance: dict[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tasks.config.frozen import flat_params
+from tasks.config.recipe import FineTuningPlan
 from tasks.config.train import TrainConfig
 from tasks.credentials import without_credentials
 from tasks.metrics.evaluate import PrecisionDifference
@@ -125,6 +126,10 @@ class Record:
         """Set the tag with the batch size that was chosen for a phase."""
         self.set_tag(f"{runs.BATCH_SIZE_TAG}{phase}", str(self._progress.batch_size))
 
+    def set_plan(self, plan: FineTuningPlan) -> None:
+        """Set the tag with the plan of the recipe's fine-tuning."""
+        self.set_tag(runs.PLAN_TAG, plan.model_dump_json())
+
     def send_epochs(self) -> None:
         """Send and log the epochs that were not sent or logged yet, also those that an earlier process trained."""
         for metrics in self._progress.history:
@@ -216,7 +221,7 @@ def chosen_settings(train: TrainConfig) -> list[str]:
         name: value for name, value in chosen.items() if name not in {"model", "device", "num_threads", "compile"}
     }
     if train.weights == "none":  # which trains the whole network in any case
-        chosen = {name: value for name, value in chosen.items() if name not in {"weights", "freeze_backbone"}}
+        chosen = {name: value for name, value in chosen.items() if name not in {"weights", "freeze_backbone", "recipe"}}
     elif "weights" in chosen:
         chosen["weights"] = posixpath.basename(train.weights)
     if train.fine_tune:
@@ -279,6 +284,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
             "best_val_loss": best.val_loss,
             "best_val_top5_accuracy": best.val_top5_accuracy,
             "best_val_macro_f1": best.val_macro_f1,
+            "best_val_calibrated_loss": best.val_calibrated_loss,
             "test_accuracy": test.accuracy,
             "test_loss": test.loss,
             "test_top5_accuracy": test.top5_accuracy,
@@ -300,6 +306,8 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         device=str(context.device),
         backend_reason=context.spec.backend_reason,
         history=progress.history,
+        phase_starts=progress.phases,
+        plan=FineTuningPlan.model_validate(progress.plan) if progress.plan else None,
         best_epoch=best.epoch,
         test=test,
         precision=served.precision,

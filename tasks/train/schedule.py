@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.config.train import TrainConfig
+from tasks.config.recipe import PhaseTrain, lower_is_better
 from tasks.train.progress import EarlyStopping
 
 
@@ -93,7 +93,7 @@ def count_plateaus(
     return plateaus
 
 
-def scaling_rule(train: TrainConfig) -> Literal["none", "linear", "sqrt"]:
+def scaling_rule(train: PhaseTrain) -> Literal["none", "linear", "sqrt"]:
     """Return the rule by which the learning rate grows with the images per step.
 
     Auto is linear for SGD, after Goyal et al. (2017, arXiv:1706.02677, section 2.1). For Adam, whose updates do not
@@ -105,41 +105,37 @@ def scaling_rule(train: TrainConfig) -> Literal["none", "linear", "sqrt"]:
     return "linear" if train.optimizer == "sgd" else "sqrt"
 
 
-def peak_rate(train: TrainConfig, base: float, global_batch: int) -> float:
-    """Return the learning rate for `global_batch` images per step over all ranks.
-
-    Args:
-        train: Training settings with the rule, and the images per step for which `base` is meant.
-        base: Unscaled learning rate.
-        global_batch: Images per step over all ranks.
-    """
+def peak_rate(train: PhaseTrain, global_batch: int) -> float:
+    """Return the learning rate of a phase for `global_batch` images per step over all ranks."""
     factor = global_batch / train.reference_batch_size
-    return base * {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}[scaling_rule(train)]
+    return train.learning_rate * {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}[scaling_rule(train)]
 
 
-def warmup_length(train: TrainConfig, global_batch: int, max_epochs: int) -> float:
-    """Return the epochs of the warm-up of a phase; early stopping does not count those that begin in it.
-
-    Args:
-        train: Training settings with the warm-up and the scaling.
-        global_batch: Images per step over all ranks.
-        max_epochs: Epochs of the phase.
-    """
+def warmup_length(train: PhaseTrain, global_batch: int) -> float:
+    """Return the epochs of the warm-up of a phase, with `global_batch` images per step over all ranks."""
     if train.schedule == "one_cycle":
         return 0.0
     if train.warmup_epochs is not None:
         return train.warmup_epochs
-    is_scaled_up = peak_rate(train, 1.0, global_batch) > 1.0
-    return min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * max_epochs) if is_scaled_up else 0.0
+    is_scaled_up = peak_rate(train, global_batch) > train.learning_rate
+    return min(SCALED_WARMUP_EPOCHS, SCALED_WARMUP_SHARE * train.max_epochs) if is_scaled_up else 0.0
+
+
+def patient_from(train: PhaseTrain, warmup_epochs: float) -> float:
+    """Return the epoch of a phase from which patience counts: after the warm-up, and half of a schedule that falls.
+
+    Before its rate falls, an epoch without improvement says little about those to come. The recipe given counts from
+    the warm-up on, as release 0.2.
+    """
+    falls = train.schedule in {"cosine", "one_cycle"} and train.recipe != "given"
+    return warmup_epochs + (train.max_epochs - warmup_epochs) / 2 if falls else warmup_epochs
 
 
 def make_schedule(
-    train: TrainConfig,
+    train: PhaseTrain,
     global_batch: int,
     steps_per_epoch: int,
     *,
-    base: float | None = None,
-    max_epochs: int | None = None,
     history: Callable[[], Sequence[float]] = tuple,
     first_epoch: int = 0,
 ) -> Callable[[int], float]:
@@ -149,17 +145,14 @@ def make_schedule(
     2.2). The warm-up to any other rate starts at WARMUP_START of it.
 
     Args:
-        train: Training settings with schedule and scaling.
+        train: Settings of the phase.
         global_batch: Images per step over all ranks.
         steps_per_epoch: Steps per epoch.
-        base: Learning rate of the phase before scaling; None: `train.learning_rate`.
-        max_epochs: Epochs of the phase; None: `train.max_epochs`.
         history: Returns the monitored metric of all epochs so far, including those of earlier phases.
         first_epoch: Number of the phase's first epoch, counted over all phases.
     """
-    base = train.learning_rate if base is None else base
-    epochs = max_epochs or train.max_epochs
-    peak, warmup_epochs = peak_rate(train, base, global_batch), warmup_length(train, global_batch, epochs)
+    base, epochs = train.learning_rate, train.max_epochs
+    peak, warmup_epochs = peak_rate(train, global_batch), warmup_length(train, global_batch)
     schedule = Schedule(
         start=base if peak > base else WARMUP_START * peak,
         peak=peak,
@@ -174,7 +167,7 @@ def make_schedule(
 
     def on_plateaus(step: int) -> float:
         # Depends on the metrics only, so that the rate of a resumed run falls like that of an uninterrupted one.
-        higher_is_better = train.monitor != "val_loss"
+        higher_is_better = not lower_is_better(train.monitor)
         plateaus = count_plateaus(history(), train.plateau_epochs, higher_is_better, train.min_delta, first_counted)
         return schedule(step) * PLATEAU_FACTOR**plateaus
 

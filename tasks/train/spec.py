@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.config.distributed import DistributedConfig
+from tasks.config.recipe import FineTuningPlan
 from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.model.pretrained import weights_digest
@@ -35,6 +36,8 @@ class TrainingSpec(BaseModel):
     """Spark session of the launcher spark; None for the others."""
     tags: dict[str, str] = {}
     """Tags of the MLflow run."""
+    plan: FineTuningPlan | None = None
+    """Plan of the fine-tuning that a run to repeat has recorded; None: it is planned when the head is trained."""
     repetition: str | None = None
     """Id of a repetition of a finished run, which makes it a run of its own."""
     slot: Slot | None = None

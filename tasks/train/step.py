@@ -1,5 +1,6 @@
 """A training step: its settings, seed and loss, and the moving average of the weights after it."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -98,22 +99,28 @@ def summed_loss(
 
 
 class WeightAverage:
-    """Moving average of a model's trained weights over the steps of a phase, with exponential weights.
+    """Moving average of a model over the steps of a phase, with exponential weights.
 
-    Batch norm's statistics are those of the model, as by default in torch's AveragedModel.
+    Batch norm's statistics, which all ranks have in common after an epoch, are averaged once per epoch, with the
+    weights of its steps. In release 0.2 they were those of the model, and still are with the recipe given.
     """
 
-    def __init__(self, model: nn.Module, decay: float, average: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, decay: float, average: dict[str, torch.Tensor], *, with_buffers: bool = True
+    ) -> None:
         """Start with the model's weights, or with an average that was restored.
 
         Args:
             model: The trained model.
             decay: Share of the average that a step keeps, once many steps were taken.
-            average: The average by parameter name, updated in place for checkpoints; empty at the start of a phase.
+            average: The average by name, updated in place for checkpoints; empty at the start of a phase.
+            with_buffers: Whether to average batch norm's statistics, too.
         """
         self._decay = decay
         self._weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        for name, value in self._weights.items():
+        buffers = model.named_buffers() if with_buffers else ()
+        self._buffers = {name: value for name, value in buffers if value.is_floating_point()}
+        for name, value in (self._weights | self._buffers).items():
             average[name] = average.get(name, value).detach().to(value.device, copy=True)
         self._average = average
 
@@ -125,19 +132,34 @@ class WeightAverage:
             step: Number of the step in its phase, from 0. The first steps keep less of the initial weights, as in
                 TensorFlow's ExponentialMovingAverage with `num_updates`.
         """
-        decay = min(self._decay, (1 + step) / (10 + step))
-        weights = [self._weights[name].detach() for name in self._average]
-        torch._foreach_lerp_(list(self._average.values()), weights, 1.0 - decay)
+        weights = [value.detach() for value in self._weights.values()]
+        torch._foreach_lerp_([self._average[name] for name in self._weights], weights, 1.0 - self._decay_at(step))
+
+    @torch.no_grad()
+    def end_epoch(self, first_step: int, num_steps: int) -> None:
+        """Move the averaged buffers towards those of the model after an epoch.
+
+        Args:
+            first_step: Number of the epoch's first step in its phase.
+            num_steps: Number of its steps.
+        """
+        kept = math.prod(self._decay_at(first_step + step) for step in range(num_steps))
+        for name, value in self._buffers.items():
+            self._average[name].lerp_(value, 1.0 - kept)
+
+    def _decay_at(self, step: int) -> float:
+        return min(self._decay, (1 + step) / (10 + step))
 
     @contextmanager
     @torch.no_grad()
     def in_place(self) -> Iterator[None]:
-        """Give the model the averaged weights, and its own ones back at the end, in every bit."""
-        own = {name: value.detach().clone() for name, value in self._weights.items()}
+        """Give the model the averages, and its own values back at the end, in every bit."""
+        replaced = self._weights | self._buffers
+        own = {name: value.detach().clone() for name, value in replaced.items()}
         try:
-            for name, value in self._weights.items():
+            for name, value in replaced.items():
                 value.copy_(self._average[name])
             yield
         finally:
-            for name, value in self._weights.items():
+            for name, value in replaced.items():
                 value.copy_(own[name])

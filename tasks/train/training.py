@@ -1,7 +1,8 @@
 """A training run on one rank: its phases, checkpoints and MLflow logging."""
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from pydantic import TypeAdapter
 
 from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer, broadcast_value, run_on_rank_zero, wait_for_rank_zero
+from tasks.config.recipe import FineTuningPlan, Phase, lower_is_better, monitored, phases_of
+from tasks.config.train import AUTO_SECONDS
 from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
 from tasks.metrics.evaluate import EpochMetrics
@@ -22,8 +25,9 @@ from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress, writes_checkpoints
 from tasks.train.context import TrainingContext
 from tasks.train.continuation import check_fits, continued_run, end_checkpoints, neutral_settings
+from tasks.train.features import StandardizedHead
 from tasks.train.loop import fit, has_epochs_left
-from tasks.train.phases import Trainable, phases_of, prepare_phase
+from tasks.train.phases import Trainable, prepare_phase, trains_on_features
 from tasks.train.progress import EarlyStopping, Progress, ReportedEpoch, ResumePoint
 from tasks.train.serving_form import evaluate_serving_form
 from tasks.train.spec import TrainingSpec
@@ -52,12 +56,15 @@ class Training:
         self._spec = spec
         self._train = spec.train
         self._reducer = reducer
+        self._began = time.monotonic()
         self._on_epoch = on_epoch
         self.writes = writes_checkpoints(spec, reducer.rank)
         self.checkpoints = Checkpoints(self.folder, self._train.keep_checkpoints, spec.identity)
         self.progress = Progress(
             EarlyStopping(
-                self._train.patience, self._train.min_delta, higher_is_better=self._train.monitor != "val_loss"
+                self._train.patience,
+                self._train.min_delta,
+                higher_is_better=not lower_is_better(monitored(self._train)),
             )
         )
         # Set on rank 0 while the MLflow run is open.
@@ -113,7 +120,9 @@ class Training:
         torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // local_size))
         make_deterministic(device)
         torch.manual_seed(train.seed)
-        classifier = build_classifier(train.model, train.weights, len(manifest.classes), train.freeze_backbone)
+        classifier = build_classifier(
+            train.model, train.weights, len(manifest.classes), train.trained != "all", train.dropout
+        )
         classifier = classifier.to(device)
         reducer.broadcast_model(classifier)
         # The memory format of the cache's pixels, on any number of ranks: dropout draws in the order of the memory.
@@ -124,30 +133,60 @@ class Training:
         return context
 
     def _run_phases(self, context: TrainingContext, checkpoint: dict[str, Any] | None) -> None:
-        progress, classifier = self.progress, context.classifier
-        for phase in phases_of(self._train):
+        progress = self.progress
+        for phase in self._phases(context):
             if phase.number < progress.phase:
                 continue
+            is_new = phase.number > progress.phase or not progress.phases
             if phase.number > progress.phase:
                 # A new phase starts with the best weights so far, and counts its own patience.
                 progress.phase, progress.first_epoch, progress.batch_size = phase.number, progress.next_epoch, None
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
-                progress.best_state, progress.average = copy_of_state(classifier), {}
             trainable = prepare_phase(context, phase, progress)
+            if is_new:
+                progress.phases = [*progress.phases, progress.first_epoch]
+                progress.average = {}
+                if phase.number > 0:
+                    progress.best_state = copy_of_state(trainable.model)
             if self._record is not None and progress.batch_size != self._train.batch_size:
                 self._record.set_batch_size(phase.number)
             if checkpoint is not None and checkpoint["phase"] == phase.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, trainable.loop.buffers)
             process_start.passed("preparation")
-            if self._fit(context, phase.max_epochs, trainable):
+            is_over = self._fit(context, phase, trainable)
+            if isinstance(trainable.model, StandardizedHead):
+                trainable.model.fold()
+            if is_over:
                 break
 
-    def _fit(self, context: TrainingContext, max_epochs: int, trainable: Trainable) -> bool:
+    def _phases(self, context: TrainingContext) -> Iterator[Phase]:
+        """Yield the phases; the fine-tuning of a recipe is planned after those before it, unless it was before."""
+        on_features = trains_on_features(context)
+        yield from (phase for phase in phases_of(self._train) if on_features or not phase.on_features)
+        if not self._train.plans_fine_tuning:
+            return
+        if not self.progress.plan:
+            from tasks.train.plan import plan_fine_tuning  # Here: other recipes do not plan.
+
+            plan = self._spec.plan or plan_fine_tuning(context, self._seconds_left())
+            self.progress.plan = plan.model_dump()
+        plan = FineTuningPlan.model_validate(self.progress.plan)
+        if self._record is not None:
+            logger.info("fine-tuning: %s", plan.reason)
+            self._record.set_plan(plan)
+        yield from (phase for phase in phases_of(self._train, plan) if phase.unfreeze_from is not None)
+
+    def _seconds_left(self) -> float:
+        """Return the seconds of the budget for fine-tuning: without those since the start of this process."""
+        budget = self._train.max_seconds or (AUTO_SECONDS if self._train.recipe == "auto" else None)
+        return float("inf") if budget is None else budget - (time.monotonic() - self._began)
+
+    def _fit(self, context: TrainingContext, phase: Phase, trainable: Trainable) -> bool:
         """Train a phase; return whether the time budget is used up."""
         train, progress, reducer, model = self._train, self.progress, self._reducer, trainable.model
         optimizer = reducer.wrap_optimizer(trainable.optimizer, model.named_parameters())
         num_threads = torch.get_num_threads()
-        if train.trains_head_only and model is context.classifier.head:
+        if train.trains_head_only and model is not context.classifier:
             torch.set_num_threads(1)  # Several threads add up the products of a head in another order.
 
         def save() -> None:
@@ -162,7 +201,9 @@ class Training:
                     self._record.send_epochs()
 
         def seconds_left() -> float:
-            return (train.max_seconds or float("inf")) - progress.seconds - progress.running.seconds
+            # A budget that was turned into epochs ends nothing: they would differ on another machine.
+            budget = None if train.plans_fine_tuning else train.max_seconds
+            return (budget or float("inf")) - progress.seconds - progress.running.seconds
 
         step_callback = StepCallback(
             reducer, save, checkpoint_seconds=train.checkpoint_seconds, seconds_left=seconds_left
@@ -181,13 +222,21 @@ class Training:
                 waited = 100 * metrics.data_wait_share
                 logger.info("epoch %d: %.1f %% of %.1f s waited for data", metrics.epoch, waited, metrics.train_seconds)
             if self._on_epoch is not None and reducer.rank == 0:
-                is_last = progress.phase == len(train.fine_tune) and not has_epochs_left(progress, max_epochs)
-                self._on_epoch(ReportedEpoch(**vars(metrics), ends_training=is_last or seconds_left() <= 0))
+                plan = FineTuningPlan.model_validate(progress.plan) if progress.plan else self._spec.plan
+                phases = phases_of(train, plan)
+                is_last = phase.number == phases[-1].number and not has_epochs_left(progress, phase.train.max_epochs)
+                later = sum(other.train.max_epochs for other in phases if other.number > phase.number)
+                reported = ReportedEpoch(
+                    **vars(metrics),
+                    ends_training=(is_last and not (train.plans_fine_tuning and plan is None)) or seconds_left() <= 0,
+                    max_epochs=progress.first_epoch + phase.train.max_epochs + later,
+                )
+                self._on_epoch(reported)
 
-        decay = train.ema_decay
+        decay, with_buffers = phase.train.ema_decay, train.recipe != "given"
         loop = replace(
             trainable.loop,
-            average=None if decay is None else WeightAverage(model, decay, progress.average),
+            average=WeightAverage(model, decay, progress.average, with_buffers=with_buffers) if decay else None,
             step_callback=step_callback if traced is None else traced,
         )
         try:

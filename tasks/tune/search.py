@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import optuna
 
 from tasks.cache.manifest import open_cache
+from tasks.config.recipe import monitored
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TuneConfig, with_values
 from tasks.errors import AccessDenied, SubmittedRunCancelled, WrongInput
@@ -222,7 +223,7 @@ def search_parameters(
             run_trials(study, tune, start_trial, on_cancelled=parent.end_trial)
             best = best_trial(study)
             assert best.value is not None, "a completed trial has a value"
-            parent.log_search(trial_rows(study), best.number, best.params, best.value, train.monitor)
+            parent.log_search(trial_rows(study), best.number, best.params, best.value, monitored(train))
             num_trials = len(counted_trials(study))
-    logger.info("the best of %d trials is %d: %s %.4f", num_trials, best.number, train.monitor, best.value)
+    logger.info("the best of %d trials is %d: %s %.4f", num_trials, best.number, monitored(train), best.value)
     return SearchResult(with_values(train, best.params), best.value, trial_rows(study), parent.run_id)

@@ -151,5 +151,5 @@ def check_search(config: TuneRun, *, here: bool = True) -> None:
     for device, precision in {(one.device, one.precision) for one in drawn if here}:
         choose_precision(precision, choose_device(device, 0))
     # Each network is built once, whichever other settings are searched.
-    for train in {(one.model, one.weights, one.freeze_backbone): one for one in drawn}.values():
+    for train in {(one.model, one.weights, one.trained): one for one in drawn}.values():
         check_training(train, config.cache, here=here)

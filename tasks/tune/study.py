@@ -20,6 +20,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from tasks.config.recipe import lower_is_better, monitored
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
@@ -87,7 +88,7 @@ def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig
         raise _missing(name, folder)
     pruner = HyperbandPruner(tune.min_epochs, tune.trial_epochs(train), tune.reduction_factor)
     if create:
-        direction = "minimize" if train.monitor == "val_loss" else "maximize"
+        direction = "minimize" if lower_is_better(monitored(train)) else "maximize"
         return optuna.create_study(
             storage=found, study_name=name, direction=direction, pruner=pruner, load_if_exists=True
         )

@@ -10,6 +10,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 
+from tasks.config.recipe import monitored, total_epochs
 from tasks.config.tune import TuneConfig
 from tasks.errors import Diverged, WrongInput
 from tasks.launch.launcher import launch_ranks
@@ -104,7 +105,7 @@ def run_trial(
         remove_checkpoints(checkpoints)
         trial.set_user_attr(RUN_ID, run_id)
         pruned = study.tell(number, state=TrialState.PRUNED)
-        logger.info("trial %d is pruned at %s %s", number, spec.train.monitor, pruned.value)
+        logger.info("trial %d is pruned at %s %s", number, monitored(spec.train), pruned.value)
         return TrialReport(number=number, state="pruned", value=pruned.value, run_id=run_id)
     except Diverged as error:
         logger.warning("trial %d: %s", number, error)
@@ -112,7 +113,7 @@ def run_trial(
         trial.set_user_attr(RUN_ID, run_id)
         trial.set_user_attr(ERROR, str(error))
         # For `has_diverged`: the sampler ranks it last.
-        trial.report(math.nan, spec.train.total_epochs + 1)
+        trial.report(math.nan, total_epochs(spec.train) + 1)
         study.tell(number, state=TrialState.PRUNED)
         remove_checkpoints(checkpoints)
         return TrialReport(number=number, state="pruned", value=None, run_id=run_id)
@@ -124,7 +125,7 @@ def run_trial(
 
 def _report_complete(spec: TrainingSpec, trial: Trial, run: RunRef) -> TrialReport:
     trial.set_user_attr(RUN_ID, run.run_id)
-    value = run_metrics(spec.storage, run)[f"best_{spec.train.monitor}"]
+    value = run_metrics(spec.storage, run)[f"best_{monitored(spec.train)}"]
     trial.study.tell(trial.number, value)
     return TrialReport(number=trial.number, state="complete", value=value, run_id=run.run_id)
 

@@ -71,6 +71,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
     from tasks.cache.loader import Batch
     from tasks.collectives.reducer import Reducer
     from tasks.config.distributed import DistributedConfig
+    from tasks.config.recipe import values_of
     from tasks.config.train import TrainConfig
     from tasks.launch.protocol import Reporter
     from tasks.launch.rank import make_reducer
@@ -109,7 +110,9 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
             return (content for _ in range(self.num_steps))
 
     train = TrainConfig(model=model, weights="none", freeze_backbone=False)
-    optimizer = reducer.wrap_optimizer(make_optimizer(train, classifier, LEARNING_RATE), classifier.named_parameters())
+    optimizer = reducer.wrap_optimizer(
+        make_optimizer(values_of(train, {"learning_rate": LEARNING_RATE}), classifier), classifier.named_parameters()
+    )
     progress = Progress(EarlyStopping(patience=1, min_delta=0.0, higher_is_better=False))
     checkpoints, callback = Checkpoints(folder, keep=2, config={}), NullStepCallback()
     if watched:

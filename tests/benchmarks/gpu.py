@@ -23,6 +23,7 @@ import torch
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import read_manifest
+from tasks.config.recipe import values_of
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
 from tasks.model.device import make_deterministic, make_optimizer
@@ -116,7 +117,7 @@ def our_loop(url: str) -> Callable[[], TrainedEpoch]:
     classifier = build_classifier(MODEL, "none", len(manifest.classes), freeze_backbone=False).to(DEVICE)
     classifier = classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's overloads lack memory_format
     classifier.precision = choose_precision(train.precision, DEVICE, manifest.image_size)
-    optimizer = make_optimizer(train, classifier, train.learning_rate)
+    optimizer = make_optimizer(values_of(train), classifier)
     loader = CacheLoader(url, manifest, TRAIN, BATCH_SIZE, seed=1, pin_memory=True)
     numbers = iter(range(1_000_000))
 

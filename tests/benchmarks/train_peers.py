@@ -39,6 +39,7 @@ def ours(folder: Path, precision: str) -> Run:
     """Return our loop on our cache."""
     from tasks.cache.loader import Batch, CacheLoader
     from tasks.cache.manifest import read_manifest
+    from tasks.config.recipe import values_of
     from tasks.config.train import TrainConfig
     from tasks.model.device import make_optimizer
     from tasks.model.precision import choose_precision
@@ -53,7 +54,7 @@ def ours(folder: Path, precision: str) -> Run:
     classifier = build_classifier(MODEL, "none", CLASSES, freeze_backbone=False)
     classifier = classifier.to(memory_format=torch.channels_last)
     classifier.precision = choose_precision(precision, device)
-    optimizer = make_optimizer(train, classifier, LEARNING_RATE)
+    optimizer = make_optimizer(values_of(train, {"learning_rate": LEARNING_RATE}), classifier)
 
     class Steps(CacheLoader):
         wanted = 0

@@ -46,6 +46,7 @@ def evaluation_of(
         0.5,
         confusion_KK,
         1.0,
+        0.45,
         calibration=Calibration(counts, correct, 0.9 * counts),
         uncalibrated=Calibration(before[0], before[1], 0.95 * before[0]),
         mistakes=mistakes,
@@ -55,7 +56,7 @@ def evaluation_of(
 def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
     """Return the facts of a finished training run on the cache, with default settings except for the changes."""
     given = {
-        "train": TrainConfig(),
+        "train": TrainConfig(recipe="head", weight_decay=0.0),
         "distributed": None,
         "cache": cache,
         "manifest": open_cache(cache),
@@ -64,6 +65,7 @@ def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
         "device": "cpu",
         "history": history_of(3),
         "best_epoch": 1,
+        "phase_starts": [0],
         "test": evaluation_of(),
         "precision": "bfloat16",
         "temperature": 1.25,

@@ -9,13 +9,14 @@ import torch
 from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer
 from tasks.config.cache import CacheConfig
+from tasks.config.recipe import phases_of
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.model.training_network import build_classifier
 from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.train.context import TrainingContext
-from tasks.train.phases import Trainable, phases_of, prepare_phase
+from tasks.train.phases import Trainable, prepare_phase
 from tasks.train.progress import EarlyStopping, Progress
 from tasks.train.spec import TrainingSpec
 from tests.builders.caches import write_cache
@@ -25,12 +26,12 @@ from tests.fakes.tiny_training import CPU
 
 def context_of(cache: CacheRef, **settings: object) -> TrainingContext:
     """Return the context of a single-process run before its first phase, with cached features next to the cache."""
-    defaults = {"model": SMALL, "batch_size": 6, "reference_batch_size": 6, "precision": "fp32"}
+    defaults = {"model": SMALL, "batch_size": 6, "reference_batch_size": 6, "precision": "fp32", "recipe": "given"}
     train = TrainConfig.model_validate(defaults | settings)
     manifest = open_cache(cache)
     torch.manual_seed(2)
     # Random weights are a substitute for pretrained ones.
-    classifier = build_classifier(SMALL, "none", len(manifest.classes), train.freeze_backbone)
+    classifier = build_classifier(SMALL, "none", len(manifest.classes), train.trained != "all")
     folder = Path(cache.url).parent
     storage = resolve_storage(StorageConfig(home=str(folder / "home"), cache=str(folder / "features")))
     spec = TrainingSpec(train=train, cache=cache, storage=storage)

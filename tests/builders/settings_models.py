@@ -5,6 +5,7 @@ import pkgutil
 
 import tasks.config
 from tasks.config.frozen import FrozenConfig
+from tasks.config.recipe import PhaseTrain
 
 
 def all_models() -> list[type[FrozenConfig]]:
@@ -15,5 +16,8 @@ def all_models() -> list[type[FrozenConfig]]:
     found = [FrozenConfig]
     for model in found:
         # Other packages derive models, too, such as the command line's parser.
-        found += [one for one in model.__subclasses__() if one.__module__.startswith(f"{package}.")]
+        # Those of a phase are chosen by the recipe, and no user gives them.
+        found += [
+            one for one in model.__subclasses__() if one.__module__.startswith(f"{package}.") and one is not PhaseTrain
+        ]
     return list(dict.fromkeys(found[1:]))

@@ -92,7 +92,7 @@ def loop_of(
     device: torch.device = CPU,
     max_epochs: int = 5,
     monitor: str = "val_accuracy",
-    warmup_epochs: float = 0.0,
+    patient_from: float = 0.0,
     average: WeightAverage | None = None,
 ) -> LoopSettings:
     """Return the settings of a loop with these learning rates."""
@@ -103,7 +103,7 @@ def loop_of(
         max_epochs=max_epochs,
         monitor=monitor,
         num_classes=NUM_CLASSES,
-        warmup_epochs=warmup_epochs,
+        patient_from=patient_from,
         average=average,
         step=step or StepSettings(),
     )
@@ -119,7 +119,7 @@ def fit_simply(
     monitor: str = "val_accuracy",
     rate: float = 0.1,
     reducer: Reducer | None = None,
-    warmup_epochs: float = 0.0,
+    patient_from: float = 0.0,
     on_epoch: Callable[[EpochMetrics, Progress], None] = lambda metrics, progress: None,
 ) -> None:
     """Fit with plain SGD."""
@@ -129,7 +129,7 @@ def fit_simply(
         model,
         {TRAIN: train_loader, VAL: val_loader},
         reducer.wrap_optimizer(optimizer, model.named_parameters()),
-        loop_of(lambda step: rate, reducer, max_epochs=max_epochs, monitor=monitor, warmup_epochs=warmup_epochs),
+        loop_of(lambda step: rate, reducer, max_epochs=max_epochs, monitor=monitor, patient_from=patient_from),
         progress,
         on_epoch,
     )

@@ -36,11 +36,12 @@ from flows.train import train
 from flows.train_distributed import train_distributed
 from flows.train_trial import train_trial
 from flows.tune import tune
+from tasks.config.checks import RepeatRun
 from tasks.config.distributed import TrainDistributedRun
 from tasks.config.etl import EtlConfig, EtlRun
 from tasks.config.frozen import FrozenConfig
 from tasks.config.storage import StorageConfig
-from tasks.config.train import RepeatRun, TrainConfig, TrainRun
+from tasks.config.train import TrainConfig, TrainRun
 from tasks.config.tune import TrialRun, TuneRun
 from tasks.errors import DiskFull, TimeLimitExceeded, WrongInput, join_names
 from tasks.etl.task import publish_tables

@@ -17,6 +17,7 @@ from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
 from tasks.config.etl import EtlConfig
 from tasks.config.promotion import PromoteConfig
+from tasks.config.recipe import PhaseTrain, values_of
 from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
@@ -139,7 +140,7 @@ def test_automatic_batch_size_fits_into_the_free_memory() -> None:
     size = largest_batch(model, example, 10**6, 1, device)
 
     def step(num_images: int) -> None:
-        optimizer = make_optimizer(config, model, 1e-3)
+        optimizer = make_optimizer(values_of(config), model)
         images = torch.zeros(num_images, 224, 224, 3, dtype=torch.uint8, device=device)
         torch.nn.functional.cross_entropy(model(images), torch.zeros(num_images, device=device).long()).backward()
         optimizer.step()
@@ -183,7 +184,7 @@ def count_waits(folder: Path, num_steps: int) -> int:
     manifest = read_manifest(cache.url)
     assert manifest is not None
     model = build_classifier("squeezenet1_1", "none", 3, freeze_backbone=False).to("cuda")
-    optimizer = make_optimizer(TrainConfig(), model, 1e-4)
+    optimizer = make_optimizer(PhaseTrain(learning_rate=1e-4), model)
     loader = CacheLoader(cache.url, manifest, "train", 6, seed=1, pin_memory=True)
     step = StepSettings(max_gradient_norm=1.0, label_smoothing=0.1)
     loop = loop_of(lambda step: 1e-4, step=step, device=torch.device("cuda"))

@@ -19,9 +19,10 @@ from flows.etl import etl
 from flows.overfit_batch import overfit_batch
 from flows.repeat import repeat
 from flows.tune import tune
+from tasks.config.checks import GradientRun, OverfitRun, RepeatRun
 from tasks.config.etl import EtlConfig, EtlRun
 from tasks.config.storage import StorageConfig
-from tasks.config.train import GradientRun, OverfitRun, RepeatRun, TrainConfig
+from tasks.config.train import TrainConfig
 from tasks.config.tune import Choices, Range, TuneConfig, TuneRun
 from tasks.errors import WrongInput
 from tasks.orchestration.stage import flow_run_tags

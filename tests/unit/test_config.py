@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tasks.config.cache import CacheConfig, CacheRun
+from tasks.config.checks import RepeatRun
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.config.frozen import FrozenConfig
@@ -14,7 +15,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PredictConfig, PromoteRun, StreamRun
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.config.train import RepeatRun, TrainConfig
+from tasks.config.train import TrainConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import explain
 from tests.builders.settings_models import all_models
@@ -214,10 +215,28 @@ def test_dag_trains_as_chosen(train_on: str, *, single: bool, distributed: bool)
 def test_frozen_backbone_without_weights_is_refused() -> None:
     """A new head on random features is refused, and each way out that the message names is accepted."""
     with pytest.raises(ValidationError, match="set freeze_backbone to false, or weights to"):
-        TrainConfig(weights="none")
+        TrainConfig(weights="none", freeze_backbone=True)
+    for recipe in ("head", "finetune"):
+        with pytest.raises(ValidationError, match=f"the recipe is '{recipe}' with weights 'none'"):
+            TrainConfig(weights="none", recipe=recipe)
 
-    assert TrainConfig(weights="none", freeze_backbone=False).weights == "none"
-    assert TrainConfig(weights="/x.pt").freeze_backbone
+    assert TrainConfig(weights="none", freeze_backbone=False).trained == "all"
+    assert TrainConfig(weights="none").trained == TrainConfig(weights="none", recipe="scratch").trained == "all"
+    assert TrainConfig(weights="/x.pt", freeze_backbone=True).trained == "head"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recipe": "scratch", "freeze_backbone": True}, "the recipe is 'scratch', which trains all layers"),
+        ({"recipe": "finetune", "freeze_backbone": True}, "the recipe is 'finetune', which trains all layers"),
+        ({"recipe": "head", "fine_tune": [{"unfreeze_from": "all"}]}, "fine_tune has 1 phases, but the recipe is"),
+    ],
+)
+def test_settings_that_contradict_the_recipe_are_refused(settings: dict[str, Any], message: str) -> None:
+    """A setting wins over what the recipe leaves open, and not over what it is."""
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig.model_validate(settings)
 
 
 @pytest.mark.parametrize(("name", "value"), [("scale_learning_rate", "sqrt"), ("warmup_epochs", 1.0)])

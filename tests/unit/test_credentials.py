@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tasks.config.checks import RepeatRun
 from tasks.config.etl import EtlConfig, EtlRun
 from tasks.config.frozen import FrozenConfig
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import PromoteRun
 from tasks.config.storage import SparkConfig
-from tasks.config.train import RepeatRun
 from tasks.config.tune import TrialRun, TuneRun
 from tasks.credentials import check_job_variables, without_credentials
 from tasks.errors import WrongInput, explain

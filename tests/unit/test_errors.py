@@ -47,7 +47,7 @@ def test_message_of_a_rule_across_fields_is_unchanged() -> None:
 
 def test_rule_across_fields_of_a_stage_names_the_stage() -> None:
     """In the configuration of the DAG, the message is prefixed with the stage."""
-    explained = sentence(PipelineConfig, {"train": {"weights": "none"}})
+    explained = sentence(PipelineConfig, {"train": {"weights": "none", "freeze_backbone": True}})
 
     assert explained.startswith("train: freeze_backbone is true with weights 'none'")
 

@@ -11,11 +11,12 @@ from torch import nn
 
 from tasks.checks import sanity as checks
 from tasks.checks.sanity import check_gradients, measure_gradients, not_finite, without_gradient
-from tasks.config.train import FineTunePhase, GradientConfig, TrainConfig
+from tasks.config.checks import GradientConfig
+from tasks.config.recipe import phases_of
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.training_network import Classifier, build_classifier
 from tasks.refs import CacheRef, GradientReport, ParameterGradient
-from tasks.train.phases import phases_of
 
 TRAIN = TrainConfig(model="mobilenet_v3_small", weights="none", freeze_backbone=False, batch_size=4, seed=1)
 

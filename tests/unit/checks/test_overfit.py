@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tasks.checks.sanity import check_overfitted, overfit_batch
-from tasks.config.train import OverfitConfig, TrainConfig
+from tasks.config.checks import OverfitConfig
+from tasks.config.train import TrainConfig
 from tasks.errors import TimeLimitExceeded, WrongInput
 from tasks.refs import CacheRef, OverfitReport
 from tasks.system.slots import take_gpus, take_slot

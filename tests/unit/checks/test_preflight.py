@@ -142,7 +142,7 @@ def test_compiling_is_refused_if_the_head_is_not_the_last_layer(
     for model, is_compiled in (("squeezenet1_1", True), ("shufflenet_v2_x0_5", False)):
         weights = tmp_path / f"{model}.pt"
         torch.save(torchvision.models.get_model(model, weights=None).state_dict(), weights)
-        train = TrainConfig(model=model, weights=str(weights), compile=True, device="cpu")
+        train = TrainConfig(recipe="head", model=model, weights=str(weights), compile=True, device="cpu")
         assert train.trains_head_only
         with pytest.raises(WrongInput, match="train.compile is true") if is_compiled else nullcontext():
             check_training(train, SMALL)

@@ -34,9 +34,9 @@ def test_confusion_matrix_counts_true_classes_in_rows() -> None:
 def test_macro_f1_is_the_mean_over_classes_with_images() -> None:
     """A class without images in the split is left out of the macro F1, and a class without hits counts as 0."""
     confusion = torch.tensor([[3, 1, 0], [1, 5, 0], [0, 0, 0]])
-    assert Evaluation(0.5, confusion, 1.0).macro_f1 == pytest.approx((3 / 4 + 5 / 6) / 2)
+    assert Evaluation(0.5, confusion, 1.0, 0.5).macro_f1 == pytest.approx((3 / 4 + 5 / 6) / 2)
     confusion = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
-    assert Evaluation(0.5, confusion, 1.0).macro_f1 == pytest.approx((0.6 + 5 / 6 + 0.0) / 3)
+    assert Evaluation(0.5, confusion, 1.0, 0.5).macro_f1 == pytest.approx((0.6 + 5 / 6 + 0.0) / 3)
 
 
 def test_top5_accuracy_counts_labels_among_the_five_highest_logits() -> None:

@@ -39,7 +39,7 @@ def refused(parameters: dict[str, Any]) -> WrongInput:
         ({"number": 1}, "study", "give both for a trial, neither otherwise"),
         ({"train": {"finetune": []}}, "train.finetune", "did you mean fine_tune?"),
         ({"train": {"fine_tune": [{"unfreeze_from": ""}]}}, "train.fine_tune.0.unfreeze_from", "string should have at"),
-        ({"train": {"weights": "none"}}, "train.freeze_backbone", "set freeze_backbone to false, or weights to"),
+        ({"train": {"weights": "none", "freeze_backbone": True}}, "train.freeze_backbone", "set freeze_backbone to"),
         ({"spark": {"conf": {"spark.executor.cores": None}}}, "spark.conf.spark.executor.cores", "input should be a"),
         ({"spark": {"master": "a"}}, "spark.master", "give local\\[\\*\\]"),
         ({"storage": {"home": "s3://a:b@c/d"}}, "storage.home", "give them in the environment or in a credential"),

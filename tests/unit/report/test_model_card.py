@@ -136,7 +136,7 @@ def test_card_identifies_data_and_run(cache: CacheRef) -> None:
     assert rows_of(card, "version") == ["version", "3"]
     assert rows_of(card, "images of the split test") == ["images of the split test", "12"]
     assert rows_of(card, "decoding") == ["decoding", "version 1"]
-    assert rows_of(card, "best epoch")[1] == f"1, by val_accuracy {facts.history[1].val_accuracy:.4f}"
+    assert rows_of(card, "best epoch")[1] == f"1, by val_calibrated_loss {facts.history[1].val_calibrated_loss:.4f}"
     assert "unknown: not a git checkout" in model_card(facts, COUNTS, "run", None, STORAGE)
 
 
@@ -154,7 +154,7 @@ def test_only_settings_that_differ_from_the_defaults_are_shown(cache: CacheRef) 
     """Each is shown with its value and its default."""
     card = card_of(facts_of(cache, train=TrainConfig(learning_rate=0.5)))
 
-    assert rows_of(card, "`train.learning_rate`") == ["`train.learning_rate`", "`0.5`", "`0.001`"]
+    assert rows_of(card, "`train.learning_rate`") == ["`train.learning_rate`", "`0.5`", "`None`"]
     assert rows_of(card, "`cache.image_size`") == ["`cache.image_size`", "`16`", "`224`"]
     assert "`train.batch_size`" not in card
 

@@ -61,7 +61,7 @@ def cache(make_cache: Callable[..., CacheRef]) -> CacheRef:
 
 def test_class_table_has_precision_recall_and_f1() -> None:
     """For ant, 3 of 6 predictions and 3 of 4 images are correct; for bee, 5 of 6 and 5 of 6."""
-    table = class_table(Evaluation(0.5, CONFUSION, 1.0), CLASSES)
+    table = class_table(Evaluation(0.5, CONFUSION, 1.0, 0.5), CLASSES)
 
     assert table["class"] == ["ant", "bee", "cat"]
     assert table["images"] == [4, 6, 2]
@@ -72,14 +72,14 @@ def test_class_table_has_precision_recall_and_f1() -> None:
 
 def test_class_that_is_never_predicted_has_precision_zero() -> None:
     """The division by zero predictions does not result in NaN."""
-    table = class_table(Evaluation(0.5, CONFUSION, 1.0), CLASSES)
+    table = class_table(Evaluation(0.5, CONFUSION, 1.0, 0.5), CLASSES)
 
     assert [table[name][2] for name in ("precision", "recall", "f1")] == [0.0, 0.0, 0.0]
 
 
 def test_perfect_classifier_has_ones_everywhere() -> None:
     """Without mistakes, precision, recall and F1 are 1."""
-    table = class_table(Evaluation(0.5, torch.diag(torch.tensor([2, 7, 1])), 1.0), CLASSES)
+    table = class_table(Evaluation(0.5, torch.diag(torch.tensor([2, 7, 1])), 1.0, 0.5), CLASSES)
 
     assert table["precision"] == table["recall"] == table["f1"] == [1.0, 1.0, 1.0]
 

@@ -190,7 +190,7 @@ def test_patience_does_not_count_during_the_warmup() -> None:
         progress,
         max_epochs=50,
         monitor="val_loss",
-        warmup_epochs=2.5,
+        patient_from=2.5,
     )
 
     assert progress.stopping.best_epoch == 0

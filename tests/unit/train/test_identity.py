@@ -55,13 +55,13 @@ def test_finished_runs_of_earlier_releases_are_found_by_their_keys(
 ) -> None:
     """These keys are in MLflow and in the names of checkpoints' folders: mark a new setting with AsBefore."""
     ranks = None if distributed is None else DistributedConfig.model_validate(distributed)
-    assert expected in run_keys(TrainConfig.model_validate(train), CACHE, ranks)
+    assert expected in run_keys(TrainConfig.model_validate({"recipe": "given"} | train), CACHE, ranks)
 
 
 def test_searches_of_earlier_releases_resume() -> None:
     """The name of a study is a digest of its settings as earlier releases computed it."""
-    assert study_name(TrainConfig(), TuneConfig(), CACHE) == "f98a62eddeeccb23"
-    assert study_name(TrainConfig(num_threads=3), TuneConfig(), CACHE) == "a5f7dad73b63c828"
+    assert study_name(TrainConfig(recipe="given"), TuneConfig(), CACHE) == "f98a62eddeeccb23"
+    assert study_name(TrainConfig(recipe="given", num_threads=3), TuneConfig(), CACHE) == "a5f7dad73b63c828"
 
 
 class LaterAugmentation(AugmentationConfig):
@@ -113,23 +113,24 @@ def test_recorded_settings_have_for_those_that_they_lack_the_value_that_means_as
     read = Later.model_validate(recorded, context=RECORDED)
 
     assert (read.neutral_default, read.other_default) == (0, "off")
-    assert key(read) == key(TrainConfig(augmentation=AugmentationConfig(flip=True)))
+    assert key(read) == key(TrainConfig(augmentation=AugmentationConfig(flip=True, by_recipe=False)))
     assert Later.model_validate(recorded).other_default == "on"
     assert CacheConfig.model_validate({"image_size": 32}, context=RECORDED) == CacheConfig(image_size=32)
 
 
 def test_threads_and_compilation_are_no_part_of_a_run_that_they_do_not_affect() -> None:
     """A head on cached features is never compiled; a whole network has other rounding."""
-    assert key(TrainConfig(num_threads=3, compile=True)) == key(TrainConfig())
+    assert key(TrainConfig(recipe="head", num_threads=3, compile=True)) == key(TrainConfig(recipe="head"))
     assert key(TrainConfig(device="cuda", num_threads=3, **SCRATCH)) == key(TrainConfig(device="cuda", **SCRATCH))
     assert len({key(TrainConfig(**SCRATCH, **more)) for more in ({}, {"num_threads": 3}, {"compile": True})}) == 3
     assert run_keys(TrainConfig(), CACHE, None) == [key(TrainConfig())]
+    assert key(TrainConfig(num_threads=3)) != key(TrainConfig())
 
 
 def spec_of(folder: Path, **train: Any) -> TrainingSpec:
     """Return a training run."""
     storage = resolve_storage(StorageConfig(home=str(folder)))
-    return TrainingSpec(train=TrainConfig.model_validate(train), cache=CACHE, storage=storage)
+    return TrainingSpec(train=TrainConfig.model_validate({"recipe": "given"} | train), cache=CACHE, storage=storage)
 
 
 def content_of(spec: TrainingSpec, batch_size: int = 32, phase: int = 0) -> dict[str, Any]:

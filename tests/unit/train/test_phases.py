@@ -12,11 +12,12 @@ from torch import nn
 
 from tasks.collectives.reducer import Reducer
 from tasks.config.distributed import DistributedConfig
+from tasks.config.recipe import phases_of, values_of
 from tasks.config.train import AugmentationConfig, FineTunePhase
 from tasks.errors import WrongInput
 from tasks.refs import TEST, TRAIN, VAL, CacheRef
 from tasks.train.loop import train_one_epoch
-from tasks.train.phases import phases_of, prepare_phase
+from tasks.train.phases import prepare_phase
 from tasks.train.step import StepSettings
 from tests.builders.finished_training import history_of
 from tests.builders.phases import context_of, labelled_cache, prepare, start_progress
@@ -61,7 +62,7 @@ def test_batch_larger_than_the_split_is_lowered_and_the_log_says_so(
     context = replace(context_of(cache, **settings), reducer=Many(num_ranks))
     context.check()
 
-    assert context.batch_size(context.classifier) == expected
+    assert context.batch_size(context.classifier, values_of(context.spec.train)) == expected
     line = f"train.batch_size is {settings['batch_size']}, lowered to {expected}: the split 'train' has 45 images"
     assert (line in messages_of("lakevision.train")) == (expected < settings["batch_size"])
 
@@ -108,7 +109,7 @@ def test_automatic_batch_size_counts_buckets_and_kept_gradients(
 
     def rank_main(reducer: ThreadReducer) -> int:
         context = replace(context_of(cache, batch_size="auto", **settings), reducer=reducer)
-        return context.batch_size(context.classifier)
+        return context.batch_size(context.classifier, values_of(context.spec.train))
 
     assert ThreadRanks(num_ranks).run(rank_main) == [1] * num_ranks
     assert set(found) == {copies}
@@ -264,7 +265,7 @@ def test_rate_and_schedule_are_those_of_the_accumulated_step(cache: CacheRef) ->
     made = prepare(context_of(cache, accumulate_steps=4, schedule="constant", learning_rate=0.01, max_epochs=8))
 
     assert made.loaders[TRAIN].num_steps == 8
-    assert made.loop.warmup_epochs == 2.0
+    assert made.loop.patient_from == 2.0
     # Two steps per epoch: the warm-up has four.
     assert [made.loop.schedule(step) for step in range(6)] == pytest.approx([0.01, 0.0125, 0.015, 0.0175, 0.02, 0.02])
 
@@ -296,7 +297,7 @@ def test_ranks_take_the_batch_size_of_the_one_with_the_least_memory(
     def rank_main(reducer: ThreadReducer) -> int:
         threading.current_thread().name = "poor" if reducer.rank == 1 else "rich"
         context = replace(contexts[reducer.rank], reducer=reducer)
-        return context.batch_size(context.classifier.head)
+        return context.batch_size(context.classifier.head, values_of(context.spec.train))
 
     assert ThreadRanks(2).run(rank_main) == [1, 1]
     free[1] = 1 << 40

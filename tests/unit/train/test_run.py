@@ -8,6 +8,7 @@ from torch import nn
 from torchvision.models import MobileNet_V2_Weights
 
 from tasks.config.distributed import DistributedConfig
+from tasks.config.recipe import PhaseTrain
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.device import choose_device, make_optimizer
@@ -102,7 +103,7 @@ def test_optimizer_gets_the_unfrozen_parameters(name: str, kind: type[torch.opti
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
 
-    optimizer = make_optimizer(TrainConfig(optimizer=name, weight_decay=0.25), model, 0.5)
+    optimizer = make_optimizer(PhaseTrain(recipe="given", optimizer=name, weight_decay=0.25, learning_rate=0.5), model)
 
     assert type(optimizer) is kind
     (group,) = optimizer.param_groups

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.config.train import TrainConfig
+from tasks.config.recipe import PhaseTrain
 from tasks.train.progress import EarlyStopping
 from tasks.train.schedule import Schedule, count_plateaus, make_schedule, warmup_length
 
@@ -46,7 +46,7 @@ def test_rate_starts_at_the_peak_without_warmup() -> None:
 )
 def test_rate_of_many_ranks_follows_the_rule_of_the_optimizer(optimizer: str, rule: str, factor: float) -> None:
     """For 64 ranks of 32 images the rate is 64 times as high with SGD, and 8 times with Adam."""
-    train = TrainConfig(optimizer=optimizer, scale_learning_rate=rule, schedule="constant", learning_rate=0.001)
+    train = PhaseTrain(optimizer=optimizer, scale_learning_rate=rule, schedule="constant", learning_rate=0.001)
 
     rate = make_schedule(train, 64 * 32, steps_per_epoch=10)
 
@@ -57,7 +57,7 @@ def test_rate_of_many_ranks_follows_the_rule_of_the_optimizer(optimizer: str, ru
 @pytest.mark.parametrize(("reference", "peak"), [(32, 0.2), (128, 0.1), (512, 0.05)])
 def test_rate_is_that_of_the_reference_batch(reference: int, peak: float) -> None:
     """The rate is unscaled for the reference batch, lower for a smaller batch, and higher for a larger one."""
-    train = TrainConfig(reference_batch_size=reference, schedule="constant", learning_rate=0.1)
+    train = PhaseTrain(reference_batch_size=reference, schedule="constant", learning_rate=0.1)
     assert make_schedule(train, 128, 10)(199) == pytest.approx(peak)
 
 
@@ -65,19 +65,19 @@ def test_rate_is_that_of_the_reference_batch(reference: int, peak: float) -> Non
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_reference_batch_has_the_rate_of_no_scaling(schedule: str, optimizer: str) -> None:
     """By default the reference batch has exactly the configured rate, and no warm-up."""
-    train = TrainConfig(schedule=schedule, optimizer=optimizer, max_epochs=3)
+    train = PhaseTrain(schedule=schedule, optimizer=optimizer, max_epochs=3)
     scaled, unscaled = (
         make_schedule(train.model_copy(update={"scale_learning_rate": rule}), 32, 10) for rule in ("auto", "none")
     )
 
     assert [scaled(step) for step in range(30)] == [unscaled(step) for step in range(30)]
-    assert warmup_length(train, 32, 3) == 0.0
+    assert warmup_length(train, 32) == 0.0
 
 
 def test_single_process_starts_at_the_configured_rate() -> None:
     """A single process has no warm-up by default."""
-    constant = make_schedule(TrainConfig(learning_rate=0.1, schedule="constant"), 32, steps_per_epoch=10)
-    cosine = make_schedule(TrainConfig(learning_rate=0.1, max_epochs=4), 32, steps_per_epoch=10)
+    constant = make_schedule(PhaseTrain(learning_rate=0.1, schedule="constant"), 32, steps_per_epoch=10)
+    cosine = make_schedule(PhaseTrain(learning_rate=0.1, max_epochs=4), 32, steps_per_epoch=10)
 
     assert {constant(step) for step in (0, 5, 500)} == {0.1}
     assert [cosine(step) for step in (0, 20, 40)] == pytest.approx([0.1, 0.05, 0.0])
@@ -116,7 +116,7 @@ def test_plateaus_are_counted_per_epochs_without_improvement() -> None:
 def test_rate_of_a_later_phase_falls_before_early_stopping(seed: int) -> None:
     """Plateaus and early stopping both compare with the best of all phases, so that the rate falls first."""
     values = [0.9, 0.8, *(np.random.default_rng(seed).uniform(0.5, 0.95, size=40).tolist())]
-    train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=3, learning_rate=0.1)
+    train = PhaseTrain(schedule="plateau", plateau_epochs=2, patience=3, learning_rate=0.1)
     stopping = EarlyStopping(patience=3, min_delta=0.0, higher_is_better=True)
     for epoch, value in enumerate(values[:2]):
         stopping.update(epoch, value)
@@ -137,7 +137,7 @@ def test_rate_of_a_later_phase_falls_before_early_stopping(seed: int) -> None:
 def test_rate_falls_to_a_tenth_on_a_plateau() -> None:
     """The rate depends only on the metrics so far, so that a resumed run has the same."""
     history = [0.5, 0.6]
-    train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1)
+    train = PhaseTrain(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1)
     rate = make_schedule(train, 32, 10, history=lambda: history)
 
     assert rate(20) == pytest.approx(0.1)
@@ -157,7 +157,7 @@ def test_rate_falls_to_a_tenth_on_a_plateau() -> None:
 )
 def test_rate_rises_in_the_configured_warmup(rule: str, global_batch: int, first: float, peak: float) -> None:
     """A rate that is scaled up rises from the rate for 32 images, any other from a hundredth of it."""
-    train = TrainConfig(schedule="constant", scale_learning_rate=rule, warmup_epochs=2.0, learning_rate=0.1)
+    train = PhaseTrain(schedule="constant", scale_learning_rate=rule, warmup_epochs=2.0, learning_rate=0.1)
     rate = make_schedule(train, global_batch, 5)
 
     assert rate(0) == pytest.approx(first)
@@ -167,7 +167,7 @@ def test_rate_rises_in_the_configured_warmup(rule: str, global_batch: int, first
 
 def test_schedule_covers_the_epochs_after_the_warmup() -> None:
     """Of five epochs, one is the warm-up, and the cosine covers four."""
-    rate = make_schedule(TrainConfig(learning_rate=0.1, max_epochs=5, warmup_epochs=1.0), 32, 10)
+    rate = make_schedule(PhaseTrain(learning_rate=0.1, max_epochs=5, warmup_epochs=1.0), 32, 10)
 
     assert [rate(step) for step in (0, 10, 30, 50)] == pytest.approx([0.001, 0.1, 0.05, 0.0])
 
@@ -187,7 +187,7 @@ def test_rate_that_is_scaled_up_has_a_default_warmup(
     rule: str, global_batch: int, max_epochs: int, epochs: int
 ) -> None:
     """The default warm-up has five epochs, at most a quarter of all; other rates have none, and 0 disables it."""
-    train = TrainConfig(schedule="constant", scale_learning_rate=rule, max_epochs=max_epochs, learning_rate=0.1)
+    train = PhaseTrain(schedule="constant", scale_learning_rate=rule, max_epochs=max_epochs, learning_rate=0.1)
     rate = make_schedule(train, global_batch, 10)
 
     rising = [step for step in range(10 * max_epochs) if rate(step) < rate(step + 1)]
@@ -199,7 +199,7 @@ def test_rate_that_is_scaled_up_has_a_default_warmup(
 
 def test_rate_does_not_fall_on_a_plateau_of_the_warmup() -> None:
     """Epochs of the warm-up do not count: the rate is still rising."""
-    train = TrainConfig(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1, warmup_epochs=2.5)
+    train = PhaseTrain(schedule="plateau", plateau_epochs=2, patience=5, learning_rate=0.1, warmup_epochs=2.5)
     worse = [0.6, 0.5, 0.5, 0.5, 0.5]
 
     rates = [make_schedule(train, 32, 10, history=lambda seen=seen: worse[:seen])(10 * seen) for seen in range(6)]
@@ -210,7 +210,7 @@ def test_rate_does_not_fall_on_a_plateau_of_the_warmup() -> None:
 
 def test_phase_has_its_own_rate_and_length() -> None:
     """The cosine starts at the rate of the phase and ends with it."""
-    rate = make_schedule(TrainConfig(learning_rate=0.1), 32, 5, base=0.01, max_epochs=4)
+    rate = make_schedule(PhaseTrain(learning_rate=0.01, max_epochs=4), 32, 5)
 
     assert rate(0) == pytest.approx(0.01)
     assert rate(10) == pytest.approx(0.005)

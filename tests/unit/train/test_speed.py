@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tasks.collectives.reducer import Reducer
+from tasks.config.recipe import phases_of
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.model.precision import SAMPLE, forward_bytes
@@ -15,7 +16,7 @@ from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.system.cores import num_cores
 from tasks.train.context import TrainingContext
-from tasks.train.phases import phases_of, prepare_phase
+from tasks.train.phases import prepare_phase
 from tasks.train.spec import TrainingSpec
 from tasks.train.training import Training
 from tests.builders.phases import context_of, prepare, start_progress

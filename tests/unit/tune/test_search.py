@@ -13,6 +13,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from tasks.config.recipe import total_epochs
 from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.config.tune import Range, TuneConfig
 from tasks.errors import SubmittedRunCancelled, WrongInput
@@ -34,7 +35,7 @@ from tasks.tune.study import (
 from tasks.tune.trial import Pruned, fail_trial, get_trial, make_reporter
 
 # With two epochs Hyperband has one bracket, so that pruning does not depend on a trial's number.
-TRAIN = TrainConfig(weights="none", freeze_backbone=False, max_epochs=2)
+TRAIN = TrainConfig(recipe="scratch", weights="none", monitor="val_accuracy", max_epochs=2)
 TUNE = TuneConfig(search={"learning_rate": Range(low=1e-4, high=1e-1, log=True)}, num_trials=14)
 
 
@@ -246,7 +247,7 @@ def test_diverged_trial_is_the_worst_of_the_pruned(storage: Storage, max_epochs:
     """Values are drawn as if it had never validated an epoch, from the trials of all brackets."""
     train = TRAIN.model_copy(update={"max_epochs": max_epochs})
     drawn, space = [], distributions(TUNE.space)
-    for name, reported in {"diverged": {1: 0.9, train.total_epochs + 1: math.nan}, "none": {}}.items():
+    for name, reported in {"diverged": {1: 0.9, total_epochs(train) + 1: math.nan}, "none": {}}.items():
         study = open_study(storage, name, train, TUNE, create=True)
         for number in range(12):
             rate, values = 10 ** -(1 + number / 4), reported if number % 3 == 0 else {1: number / 12}
@@ -271,7 +272,7 @@ def test_trial_that_stopped_early_is_not_pruned(study: optuna.Study) -> None:
 def test_hyperband_allocates_the_epochs_of_all_phases(storage: Storage) -> None:
     """Hyperband's maximum resource is the sum over phases; the first phase alone would give too few brackets."""
     phases = [FineTunePhase(unfreeze_from="layer4", max_epochs=5), FineTunePhase(unfreeze_from="all", max_epochs=2)]
-    train = TrainConfig(max_epochs=2, fine_tune=phases)
+    train = TrainConfig(recipe="given", max_epochs=2, fine_tune=phases)
 
     pruner = open_study(storage, "phases", train, TUNE, create=True).pruner
 

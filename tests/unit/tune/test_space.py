@@ -114,14 +114,16 @@ def test_invalid_combination_of_values_is_in_the_error() -> None:
 def test_epochs_of_trials_outside_their_bounds_are_refused() -> None:
     """A trial has at most `train.max_epochs` epochs, and at least `tune.min_epochs`."""
     search = {"learning_rate": {"low": 0.1, "high": 0.2}}
-    assert "tune.max_epochs is 10, more than train.max_epochs 9" in error_of(search, max_epochs=10)
+    assert "tune.max_epochs is 10, more than the 9 of the final training run (train.max_epochs)" in error_of(
+        search, max_epochs=10
+    )
     assert "tune.min_epochs is 4, but a trial has at most 3 epochs" in error_of(search, max_epochs=3, min_epochs=4)
 
 
 def test_trial_has_the_epochs_of_all_phases() -> None:
     """`tune.max_epochs` would shorten the first phase alone, and is refused with `train.fine_tune`."""
     phases = [FineTunePhase(unfreeze_from="layer4", max_epochs=5), FineTunePhase(unfreeze_from="all", max_epochs=3)]
-    train = TrainConfig(max_epochs=9, fine_tune=phases)
+    train = TrainConfig(recipe="given", max_epochs=9, fine_tune=phases)
     given = {"train": train.model_dump(), "tune": {"min_epochs": 17}}
     tune = TuneRun.model_validate(given).tune
 
