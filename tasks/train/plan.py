@@ -25,8 +25,8 @@ SECONDS = TypeAdapter(float)
 FOREVER = 1e12
 """Seconds in place of an infinite budget, which JSON does not have."""
 
-TIMED_STEPS = 3
-"""Steps of the measurement; the step before them allocates memory."""
+WARM_STEPS, TIMED_STEPS = 2, 3
+"""Steps before the measurement, which allocate memory, and those that are measured."""
 
 TIMED_BATCH = 32
 """Maximum number of images of its steps."""
@@ -74,8 +74,8 @@ def _epoch_seconds(context: TrainingContext, *, flip: bool) -> float:
     images, labels = example.expand(batch, -1, -1, -1).to(device), torch.zeros(batch, dtype=torch.int64, device=device)
     context.classifier.unfreeze_from("all")
     with trial(context.classifier):
-        for step in range(TIMED_STEPS + 1):
-            if step == 1:
+        for step in range(TIMED_STEPS + WARM_STEPS):
+            if step == WARM_STEPS:
                 began = _now(device)
             if augment is not None:
                 augment(images, labels)
