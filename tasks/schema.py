@@ -179,6 +179,9 @@ FILE_ARROW = pa.schema(
 LISTING_ARROW = FILE_ARROW.insert(1, pa.field("label", pa.string())).insert(2, pa.field("split", pa.string()))
 """Columns of a source's listing, before a file is read; split is null where the content determines it."""
 
+GROUPS_ARROW = pa.schema([("path", pa.string()), ("name", pa.string())])
+"""Columns of the groups in a label file; path is in Unicode's composed form."""
+
 TO_PREDICT_ARROW = pa.schema([*FILE_ARROW, ("known_sha256", pa.string())])
 """Columns of a file to predict; known_sha256 is that of its row in `inputs`, as `ledger_sha256` of TO_READ_ARROW."""
 
@@ -197,6 +200,7 @@ READ_ARROW = pa.schema(
         *TO_READ_ARROW,
         *((name, pa.string()) for name in ("sha256", "part", "reason", "detail")),
         ("read_failed", pa.bool_()),
+        ("dhash", pa.int64()),
     ]
 )
 """Columns after a file was read and decoded; `part` names the file that contains the image.

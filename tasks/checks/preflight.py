@@ -17,6 +17,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.etl.gates import FileCounts, check_class_sizes, check_enough_images, most_to_train_on
+from tasks.etl.groups import groups_by_class
 from tasks.etl.ingest import open_tables
 from tasks.etl.listing import check_splits, class_sizes
 from tasks.etl.outcomes import Comparison
@@ -106,7 +107,7 @@ def check_pipeline(
     check_settings(config.predict, sizes)
     tables = [check_table_path(storage.table(name)) for name in ("images", "files")]
     if config.etl.deleted != "keep" or not any(tables):  # else tables may have images that the source has no more
-        check_listing(config, source, sizes, has_tables=any(tables))
+        check_listing(config, source, sizes, storage, has_tables=any(tables))
     check_table_path(config.predict.predictions or storage.table("predictions"))
     if config.predict.table and not check_table_path(config.predict.table, "predict.table"):
         raise WrongInput(
@@ -128,7 +129,9 @@ def check_pipeline(
     )
 
 
-def check_listing(config: PipelineConfig, source: Source, sizes: Counter[str], *, has_tables: bool) -> None:
+def check_listing(
+    config: PipelineConfig, source: Source, sizes: Counter[str], storage: Storage, *, has_tables: bool
+) -> None:
     """Check all that the numbers of files say about training, before a file is read.
 
     The table will have at most as many images of each class, since ETL leaves out duplicates and unusable files.
@@ -137,16 +140,21 @@ def check_listing(config: PipelineConfig, source: Source, sizes: Counter[str], *
         config: Settings of the DAG.
         source: The source.
         sizes: Number of its files of each class.
+        storage: Storage, for temporary files.
         has_tables: Whether tables exist, whose images keep their split.
 
     Raises:
-        WrongInput: There are too few images, in all, of a class, or for the ranks, or too few classes for the metric.
+        WrongInput: There are too few images or groups, in all, of a class, or for the ranks, or too few classes for the
+            metric.
     """
     etl = config.etl
     if etl.split_by in {"folder", "file"}:
         most = source.listing.counts("split")[TRAIN]
     else:
         check_enough_images(sizes, str(source.location), etl)
+        if etl.split_group.by in {"pattern", "column"} and not has_tables:
+            groups = groups_by_class(source.listing, source.groups, etl, storage)
+            check_enough_images(groups, str(source.location), etl, "groups")
         most = most_to_train_on(sizes, etl, is_new=not has_tables)
     if not has_tables:  # else ETL compares both, and asks whether the source is complete
         check_class_sizes(FileCounts(images=sizes), etl)

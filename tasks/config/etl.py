@@ -1,10 +1,11 @@
 """Parameters of ETL: source, labels, splits and quarantine."""
 
-from typing import Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.frozen import FrozenConfig
+from tasks.config.frozen import AsBefore, FrozenConfig
 from tasks.config.patterns import compile_pattern
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import Fraction, Seconds, check_remote_file, is_url
@@ -37,18 +38,7 @@ class LabelConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_label_source(self) -> Self:
-        for name in ("pattern", "file"):
-            value = getattr(self, name)
-            if self.by == name and not value:
-                raise WrongInput(
-                    f"by is '{name}', but {name} is empty", setting="by", way_out=f"set {name}, or leave out by"
-                )
-            if value and self.by != name:
-                raise WrongInput(
-                    f"{name} is '{_truncated(value)}', but by is '{self.by}', which does not use it",
-                    setting=name,
-                    way_out=f"set by to '{name}', or leave out {name}",
-                )
+        _check_used(self, self.by, ("pattern", "file"))
         if self.file and not self.file.lower().endswith((".csv", ".parquet")):
             raise WrongInput(
                 f"file is '{_truncated(self.file.partition('?')[0])}', which ends in neither .csv nor .parquet",
@@ -61,21 +51,67 @@ class LabelConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_pattern(self) -> Self:
-        if not self.pattern:
-            return self
-        pattern = _truncated(self.pattern)
-        try:
-            compiled = compile_pattern(self.pattern)
-        except WrongInput as error:
-            text = f"pattern is '{pattern}', which {error}"
-            raise WrongInput.complete(text, setting="pattern", way_out=error.way_out) from None
-        if compiled.groups != 1 and "label" not in compiled.groupindex:
-            raise WrongInput(
-                f"pattern is '{pattern}', which has {compiled.groups} groups",
-                setting="pattern",
-                way_out="put exactly one pair of parentheses around the label, or name its group: (?P<label>...)",
-            )
+        _check_groups(self.pattern, "label")
         return self
+
+
+class SplitGroupConfig(FrozenConfig):
+    """Groups of images that have one split: those of a patient, a video or a burst."""
+
+    by: Literal["none", "pattern", "column", "near_duplicates"] = Field(
+        "none",
+        description="Source of an image's group: none, a regular expression on its path (pattern), a column of "
+        "labels.file (column), or perceptual hashes that differ in at most near_duplicate_bits (near_duplicates). An "
+        "image without a group is one of its own",
+    )
+    pattern: str | None = Field(
+        None,
+        description="Regular expression to search for in the path relative to the source. Its only group, or the group "
+        r"named `group`, is the name of the images' group: (patient\d+)_ finds patient7 in sick/patient7_02.png",
+    )
+    column: str | None = Field(
+        None, max_length=200, description="Column of labels.file with the name of the image's group, such as patient"
+    )
+
+    @model_validator(mode="after")
+    def _check_source_of_groups(self) -> Self:
+        _check_used(self, self.by, ("pattern", "column"))
+        _check_groups(self.pattern, "group")
+        return self
+
+
+def _check_used(settings: FrozenConfig, by: str, names: Sequence[str]) -> None:
+    """Raise WrongInput if the setting that `by` names is empty, or another one is set."""
+    for name in names:
+        value = getattr(settings, name)
+        if by == name and not value:
+            raise WrongInput(
+                f"by is '{name}', but {name} is empty", setting="by", way_out=f"set {name}, or leave out by"
+            )
+        if value and by != name:
+            raise WrongInput(
+                f"{name} is '{_truncated(value)}', but by is '{by}', which does not use it",
+                setting=name,
+                way_out=f"set by to '{name}', or leave out {name}",
+            )
+
+
+def _check_groups(expression: str | None, name: str) -> None:
+    """Raise WrongInput if a pattern is not a regular expression with one group, or a group of this name."""
+    if not expression:
+        return
+    pattern = _truncated(expression)
+    try:
+        compiled = compile_pattern(expression)
+    except WrongInput as error:
+        text = f"pattern is '{pattern}', which {error}"
+        raise WrongInput.complete(text, setting="pattern", way_out=error.way_out) from None
+    if compiled.groups != 1 and name not in compiled.groupindex:
+        raise WrongInput(
+            f"pattern is '{pattern}', which has {compiled.groups} groups",
+            setting="pattern",
+            way_out=f"put exactly one pair of parentheses around the {name}, or name its group: (?P<{name}>...)",
+        )
 
 
 def _truncated(value: str) -> str:
@@ -101,6 +137,7 @@ class EtlConfig(FrozenConfig):
         "the first folder named train, val (or valid) or test in the path. With file, it is the column split of "
         "labels.file. A table created with content continues to use it",
     )
+    split_group: Annotated[SplitGroupConfig, AsBefore(SplitGroupConfig())] = SplitGroupConfig()
     val_fraction: float = Field(
         0.1, ge=0.0, lt=1.0, description="Fraction of the images in the split `val` (split_by stratified or content)"
     )
@@ -137,7 +174,7 @@ class EtlConfig(FrozenConfig):
         ge=0,
         le=8,
         description="Maximum Hamming distance, in bits, between the 64-bit perceptual hashes of images in different "
-        "splits that are reported as near-duplicates",
+        "splits that are reported as near-duplicates; also between images of a group by split_group near_duplicates",
     )
     max_pixels: int = Field(
         89_478_485,
@@ -188,6 +225,18 @@ class EtlConfig(FrozenConfig):
                 f"split_by is 'file' and labels.by is '{self.labels.by}', so no file names a split",
                 setting="split_by",
                 way_out="set labels.by to 'file' and labels.file, or split_by to 'stratified' or 'folder'",
+            )
+        if self.split_group.by != "none" and self.split_by in {"folder", "file"}:
+            raise WrongInput(
+                f"split_group.by is '{self.split_group.by}', but split_by is '{self.split_by}', which names each split",
+                setting="split_group.by",
+                way_out="leave out split_group, or set split_by to 'stratified' or 'content'",
+            )
+        if self.split_group.by == "column" and self.labels.by != "file":
+            raise WrongInput(
+                f"split_group.by is 'column' and labels.by is '{self.labels.by}', so no file has a column",
+                setting="split_group.by",
+                way_out="set labels.by to 'file' and labels.file, or split_group.by to 'pattern'",
             )
         return self
 

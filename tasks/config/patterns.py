@@ -64,7 +64,7 @@ def _translate_repeat(token: str) -> str:
     return f"{{{low or 0}{comma}{high}}}"
 
 
-def _translate(pattern: str) -> str:
+def translate(pattern: str) -> str:
     """Translate an expression from Python's syntax to RE2's.
 
     Raises:
@@ -115,7 +115,7 @@ def compile_pattern(pattern: str) -> re2._Regexp:
     options.max_mem = MAX_BYTES
     options.log_errors = False
     try:
-        compiled = re2.compile(_translate(pattern), options)
+        compiled = re2.compile(translate(pattern), options)
     except re2.error as error:
         message = error.args[0] if error.args else b""
         message = message.decode(errors="replace") if isinstance(message, bytes) else str(message)

@@ -71,6 +71,29 @@ class FileCounts:
         return counts
 
 
+@dataclass(frozen=True)
+class GroupReport:
+    """The groups of a run.
+
+    Attributes:
+        num_groups: Number of groups.
+        num_images: Number of images in them.
+        num_others: Number of images without a group.
+        largest: Number of images of the largest group by label.
+        labels: Number of groups with several labels, and name and sizes of the first.
+        splits: The same of groups that had several splits before the run; their images keep them.
+        complete: Whether all near-duplicates were found.
+    """
+
+    num_groups: int
+    num_images: int
+    num_others: int
+    largest: dict[str, int]
+    labels: tuple[int, str]
+    splits: tuple[int, str]
+    complete: bool
+
+
 def check_bad_fraction(counts: FileCounts, etl: EtlConfig) -> None:
     """Check that the source does not have too many unusable files.
 
@@ -104,13 +127,60 @@ def check_class_sizes(counts: FileCounts, etl: EtlConfig) -> None:
         )
 
 
-def check_enough_images(sizes: Counter[str], source: str, etl: EtlConfig) -> None:
+def check_groups_fit(found: GroupReport, counts: FileCounts, etl: EtlConfig) -> None:
+    """Check that no split is empty since groups are larger than it.
+
+    Raises:
+        WrongInput: A split with a fraction above 0 has no image in any class.
+    """
+    for split, fraction in ((VAL, etl.val_fraction), (TEST, etl.test_fraction)):
+        if fraction and not any(by_split.get(split) for by_split in counts.classes.values()):
+            raise WrongInput(
+                f"etl.split_group.by is '{etl.split_group.by}', and {found.num_groups} groups of at most "
+                f"{max(found.largest.values(), default=1)} images of a class leave none of {counts.images.total()} "
+                f"images for the split '{split}'",
+                setting="etl.split_group.by",
+                way_out="add images of other groups, or use smaller groups; the tables are unchanged",
+            )
+
+
+def group_warnings(found: GroupReport, counts: FileCounts, etl: EtlConfig) -> list[str]:
+    """Return warnings about groups with several labels or splits, or larger than a split of their class."""
+    warnings = []
+    for number, example in [found.labels] if found.labels[0] else []:
+        warnings.append(f"{number} groups of etl.split_group have images of several labels, e.g. {example}")
+    for number, example in [found.splits] if found.splits[0] else []:
+        warnings.append(
+            f"{number} groups of etl.split_group have images in several splits, e.g. {example}: no image changes its "
+            "split, and new ones join most of their group"
+        )
+    large = {
+        label: sum(by_split.values())
+        for label, by_split in counts.classes.items()
+        for split, fraction in ((VAL, etl.val_fraction), (TEST, etl.test_fraction))
+        if found.largest.get(label, 0) > 1 and not by_split.get(split) and fraction * sum(by_split.values()) >= 1
+    }
+    if large:
+        named = [f"'{label}' {size}, largest group {found.largest[label]}" for label, size in sorted(large.items())]
+        warnings.append(
+            f"{len(large)} classes have no images in '{VAL}' or '{TEST}', since they are few or large groups "
+            f"({join_names(named[:NUM_NAMED], len(named))}): add images of other groups"
+        )
+    if not found.complete:
+        warnings.append(
+            "very many images are nearly plain: not all near-duplicates were found, and groups may be split"
+        )
+    return warnings
+
+
+def check_enough_images(sizes: Counter[str], source: str, etl: EtlConfig, things: str = "images") -> None:
     """Check that no split that is made by fractions would be empty, before files are ingested.
 
     Args:
-        sizes: Number of files of each class.
+        sizes: Number of files, or of groups of files, of each class.
         source: Folder or URL, for the error message.
         etl: Settings of the splits.
+        things: What `sizes` counts, for the error message.
 
     Raises:
         WrongInput: A split has the fraction 0, or a class would have no image to train on, or a split none at all.
@@ -125,10 +195,10 @@ def check_enough_images(sizes: Counter[str], source: str, etl: EtlConfig) -> Non
     needed = len(sizes) + len((VAL, TEST))
     if (missing := needed - sizes.total()) > 0:
         raise WrongInput(
-            f"source is '{source}', which has {sizes.total()} images in {len(sizes)} classes; training needs {needed}: "
-            f"one of each class in the split '{TRAIN}', and one more in each of '{VAL}' and '{TEST}'",
+            f"source is '{source}', which has {sizes.total()} {things} in {len(sizes)} classes; training needs "
+            f"{needed}: one of each class in the split '{TRAIN}', and one more in each of '{VAL}' and '{TEST}'",
             setting="source",
-            way_out=f"add {missing} image{'s' if missing > 1 else ''}",
+            way_out=f"add {missing} {things if missing > 1 else things[:-1]}",
         )
 
 
@@ -138,7 +208,7 @@ def most_to_train_on(sizes: Counter[str], etl: EtlConfig, *, is_new: bool) -> in
     In a new table the fractions hold to one image in every class; an older one may have lost images of other splits.
     """
     most = sizes.total() - len((VAL, TEST))
-    if not is_new or etl.split_by != "stratified":
+    if not is_new or etl.split_by != "stratified" or etl.split_group.by != "none":
         return most
     share = SplitRule.of(etl).shares[TRAIN]
     return min(most, sum(ceil(number * share) for number in sizes.values()))

@@ -21,8 +21,11 @@ from tasks.etl.gates import (
     check_bad_fraction,
     check_class_sizes,
     check_deletions,
+    check_groups_fit,
+    group_warnings,
     small_split_warnings,
 )
+from tasks.etl.groups import HASHES_ARROW, Grouping
 from tasks.etl.labels import MAX_GROUPS
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, newest_commits, prepare_source, read_remote, relist_if_outdated
@@ -71,6 +74,7 @@ class Tables:
     Attributes:
         ledger: All rows of `files`.
         existing: sha256, label and split of the rows of `images`.
+        hashes: sha256 and perceptual hash of these rows, where near-duplicates are groups.
         versions: Version of `images` and of `files`, None if the table does not exist.
         replaced: Whether the contents come from another source or other labels, and are replaced.
         etl: Settings of the run; those that existing tables determine have the tables' values.
@@ -80,6 +84,7 @@ class Tables:
 
     ledger: pa.Table | ParquetRows
     existing: pa.Table | ParquetRows
+    hashes: pa.Table | ParquetRows
     versions: list[int | None]
     replaced: bool
     etl: EtlConfig
@@ -110,8 +115,11 @@ def open_tables(spark: SparkSession | None, etl: EtlConfig, storage: Storage, so
         properties.check_columns(snapshot.schema, columns, path, ADDED_TO_FILES if name == "files" else ())
         lacking += [column for column in columns if column.name not in snapshot.schema.names]
         rows[name] = snapshots.version_rows(spark, snapshot.table, schemas[name], scratch_root(storage))
+    hashes = HASHES_ARROW.empty_table()
+    if "images" in found and etl.split_group.by == "near_duplicates":
+        hashes = snapshots.version_rows(spark, found["images"].table, HASHES_ARROW, scratch_root(storage))
     versions = [None if snapshot is None else snapshot.table.version for snapshot in newest.values()]
-    return Tables(rows["files"], rows["images"], versions, replaced, etl, wanted, lacking)
+    return Tables(rows["files"], rows["images"], hashes, versions, replaced, etl, wanted, lacking)
 
 
 def _open_table(spark: SparkSession | None, path: str) -> Snapshot | None:
@@ -141,7 +149,8 @@ def _read_new(
     files = spark.createDataFrame(listing).repartition(tasks)
     # Separate parts near the edges double the number of parts: worthwhile only if copying parts is expensive.
     is_large = (pc.sum(listing["size"]).as_py() or 0) > DRIVER_BYTES
-    edges = Edges.of(etl, listing) if is_large and etl.split_by == "stratified" else None
+    is_ranked = etl.split_by == "stratified" and etl.split_group.by == "none"
+    edges = Edges.of(etl, listing) if is_large and is_ranked else None
     ended = count_ended_tasks(spark.sparkContext)
     if isinstance(source.location, Path):
         reader = make_reader(source.location, etl, target, edges, ended)
@@ -173,11 +182,20 @@ def _check_gates(compared: Comparison, etl: EtlConfig, storage: Storage) -> File
         check_bad_fraction(counts, etl)
         check_deletions(*compared.deletions(), counts.images, etl)
         check_class_sizes(counts, etl)
+        if compared.groups_found:
+            check_groups_fit(compared.groups_found, counts, etl)
     except WrongInput as error:
         if not counts.reasons or error.setting == "etl.max_deleted_fraction":
             raise
         raise _with_unusable_files(error, compared, storage.logs / "unusable-files.csv") from None
-    for sentence in small_split_warnings(counts, etl):
+    warnings = small_split_warnings(counts, etl)
+    if found := compared.groups_found:
+        logger.info(
+            "%d images are in %d groups by %s, and %d are single",
+            found.num_images, found.num_groups, etl.split_group.by, found.num_others,
+        )  # fmt: skip
+        warnings += group_warnings(found, counts, etl)
+    for sentence in warnings:
         logger.warning(sentence)
     return counts
 
@@ -252,7 +270,7 @@ def ingest_source(etl: EtlConfig, source: Source, storage: Storage, config: Spar
 def _ingest(
     spark: SparkSession | None, source: Source, tables: Tables, storage: Storage, requested: EtlConfig
 ) -> EtlReport:
-    etl = tables.etl
+    etl, is_grouped = tables.etl, tables.etl.split_group.by != "none"
     if etl.decode_version != requested.decode_version:
         logger.info(
             "the tables are decoded by version %d, and keep it: give other tables for another", etl.decode_version
@@ -269,8 +287,9 @@ def _ingest(
             tables.existing,
             replaced=tables.replaced,
             keep_deleted=etl.deleted == "keep",
-            rule=SplitRule.of(etl) if etl.split_by == "stratified" else None,
+            rule=SplitRule.of(etl) if etl.split_by == "stratified" or is_grouped else None,
             ignored=source.left.rows(),
+            grouping=Grouping(etl, source.groups, tables.hashes) if is_grouped else None,
         )
         if compared.decomposed:
             logger.warning(

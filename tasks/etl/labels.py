@@ -19,10 +19,11 @@ import pyarrow.parquet
 from tasks.config.etl import EtlConfig
 from tasks.config.patterns import compile_pattern, find_group
 from tasks.config.values import check_remote_file, is_url
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, similar_names
 from tasks.etl.choice import EXTENSIONS
 from tasks.paths import expand_user, local_path
 from tasks.refs import SPLITS, TEST, TRAIN, VAL
+from tasks.schema import GROUPS_ARROW
 from tasks.text.forms import as_known, composed, look_alikes, shown
 
 logger = logging.getLogger("lakevision.etl")
@@ -47,8 +48,8 @@ EXTENSION = re.compile(f"({'|'.join(map(re.escape, EXTENSIONS))})$", re.IGNORECA
 NUM_COMPARED = 1000
 """Number of files without a label among which the nearest to a row of the label file is searched."""
 
-Named = tuple[str | None, str | None]
-"""Label and predefined split of a path, None if it has none."""
+Named = tuple[str | None, ...]
+"""Label and predefined split of a path, None if it has none; and its group, where a column has one."""
 
 
 def named_by_folders(path: str, with_split: bool) -> Named:
@@ -66,21 +67,27 @@ def named_by_folders(path: str, with_split: bool) -> Named:
     return (folders[-1] if folders else None), SPLIT_FOLDERS.get(named or "")
 
 
-def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
-    """Read a CSV or Parquet file with the columns path and label, and split if `with_split`.
+def read_label_file(file: str, with_split: bool, group: str | None = None) -> dict[str, Named]:
+    """Read a CSV or Parquet file with the columns path and label, split if `with_split`, and the column `group`.
 
     Returns:
-        Label and split by path; an empty or null label is None.
+        Label, split and, with a column `group`, its value by path; an empty or null label or group is None.
 
     Raises:
         WrongInput: The file is missing or damaged, lacks a column, or has contradictory rows for one path.
     """
-    wanted = ["path", "label", "split"] if with_split else ["path", "label"]
-    table = _read_table(file)
+    wanted = ["path", "label", *(["split"] if with_split else []), *([group] if group else [])]
+    table = _read_table(file, wanted)
     for name in wanted:
         if (count := table.column_names.count(name)) > 1:
             raise _unusable(file, f"has the column {name} {count} times", "keep one of them")
     lacking = [name for name in wanted if name not in table.column_names]
+    if lacking == [group]:
+        raise WrongInput(
+            f"etl.split_group.column is '{group}', but '{file}' has the columns {', '.join(table.column_names)}",
+            setting="etl.split_group.column",
+            way_out=similar_names(str(group), table.column_names, "name one of them"),
+        )
     if lacking:
         found = f"has the columns {', '.join(table.column_names)} and lacks {', '.join(lacking)}"
         raise _unusable(file, found, f"name its columns {', '.join(wanted)}")
@@ -94,13 +101,14 @@ def read_label_file(file: str, with_split: bool) -> dict[str, Named]:
         ) from None
     named: dict[str, Named] = {}
     for path, label, *rest in zip(*columns, strict=True):
-        split = rest[0] if rest else None
+        split = rest[0] if with_split else None
         if not path:
             raise _unusable(file, f"has a row without a path (label '{label}')", "remove it")
         if with_split and split not in SPLITS:
             raise _unusable(file, f"gives '{path}' the split '{split}'", f"use {', '.join(SPLITS)}")
         key = str(PurePosixPath(path))  # ./cat/1.jpg and cat/1.jpg are the same path
-        if named.setdefault(key, (label or None, split)) != (label or None, split):
+        row = (label or None, split, *([rest[-1] or None] if group else []))
+        if named.setdefault(key, row) != row:
             raise _unusable(file, f"has contradictory rows for '{key}'", "keep one of them")
     return named
 
@@ -121,7 +129,7 @@ def _unusable(file: str, problem: str, way_out: str) -> WrongInput:
     return WrongInput(f"etl.labels.file is '{file}', which {problem}", setting="etl.labels.file", way_out=way_out)
 
 
-def _read_table(file: str) -> pa.Table:
+def _read_table(file: str, texts: Iterable[str]) -> pa.Table:
     path = None if is_url(file) else local_path(file)
     if path is None:
         try:
@@ -134,8 +142,7 @@ def _read_table(file: str) -> pa.Table:
             if file.lower().endswith(".parquet"):
                 return pyarrow.parquet.ParquetFile(opened).read()  # read_table refuses a column that is there twice
             # Read as text: class 007 differs from class 7, and NA and null are valid class names.
-            names = ("path", "label", "split")
-            options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+            options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
             return pyarrow.csv.read_csv(opened, convert_options=options)
     except FileNotFoundError:
         raise _unusable(file, "does not exist", "check the path") from None
@@ -253,7 +260,7 @@ class PathLabels:
         """Names of the folders above the paths that were asked for."""
         if etl.labels.by == "file":
             assert etl.labels.file is not None, "the form refuses it"
-            self._named = read_label_file(etl.labels.file, with_split=etl.split_by == "file")
+            self._named = read_label_file(etl.labels.file, etl.split_by == "file", etl.split_group.column)
         elif etl.labels.by == "pattern":
             assert etl.labels.pattern is not None, "the form refuses it"
             self._pattern = _PatternLabels(etl.labels.pattern)
@@ -282,7 +289,7 @@ class PathLabels:
         if self._etl.labels.by == "file":
             rows = [self._row_of(path) for path in paths]
             self.absent.difference_update(rows)
-            found = [self._named.get(row, (None, None)) for row in rows]
+            found = [self._named.get(row, (None, None))[:2] for row in rows]
         else:
             assert self._pattern is not None, "labels are by folder, file or pattern"
             found = [(self._pattern.of(path), None) for path in paths]
@@ -354,6 +361,11 @@ class PathLabels:
                 "give paths relative to the source",
             )
         return bool(matched)
+
+    def groups(self) -> pa.Table:
+        """Return the groups of the label file (GROUPS_ARROW), also those of files that the source has no more."""
+        rows = {composed(path): row[2] for path, row in self._named.items() if len(row) > 2 and row[2]}
+        return pa.Table.from_arrays([[*rows], [*rows.values()]], schema=GROUPS_ARROW)
 
     def warn(self) -> None:
         """Log warnings of paths that only the label file has, of folders like splits, and of labels that look alike."""

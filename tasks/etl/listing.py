@@ -226,7 +226,9 @@ def list_images(source: Path, etl: EtlConfig = EtlConfig(), own: OwnFolders = NO
     return make_listing(local_files(source, own=own, left=left), str(source), etl, left)
 
 
-def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, left: LeftOut) -> SpooledRows:
+def make_listing(
+    files: Iterable[ListedFiles], source: str, etl: EtlConfig, left: LeftOut, labels: PathLabels | None = None
+) -> SpooledRows:
     """Return the listing of the files of a source, in a temporary file: ten million files are gigabytes in memory.
 
     Args:
@@ -234,11 +236,12 @@ def make_listing(files: Iterable[ListedFiles], source: str, etl: EtlConfig, left
         source: Folder or URL, for the error message.
         etl: Settings for labels and splits.
         left: Files that are left out, once `files` were listed; its folder of temporary files is used.
+        labels: Labels and predefined splits; by default those of the settings.
 
     Raises:
         WrongInput: `files` is empty, or the label file is not usable.
     """
-    labels = PathLabels(etl)
+    labels = labels or PathLabels(etl)
 
     def labelled(paths: list[str], others: Iterable[Any]) -> pa.RecordBatch:
         named = labels.of(paths)

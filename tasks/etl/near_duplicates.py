@@ -180,6 +180,47 @@ def _search_key(
     return num_pairs, True, listed
 
 
+def components(
+    first: npt.NDArray[np.integer], second: npt.NDArray[np.integer], num_nodes: int
+) -> npt.NDArray[np.int32]:
+    """Return the number of the connected component of each node, shape (num_nodes,); edges have shape (E,)."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    edges = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(num_nodes, num_nodes))
+    found: npt.NDArray[np.int32] = connected_components(edges, directed=False)[1]
+    return found
+
+
+def cluster_hashes(hashes: npt.NDArray[np.int64], max_bits: int) -> tuple[npt.NDArray[np.int32], bool]:
+    """Return the number of each hash's cluster, and whether all close hashes were found.
+
+    Two hashes with a distance of at most `max_bits` are in one cluster, and so are those that others connect.
+
+    Args:
+        hashes: Distinct hashes, shape (N,).
+        max_bits: Largest Hamming distance of near-duplicates.
+    """
+    keys, complete = hashes.view(np.uint64), True
+    clusters = np.arange(len(hashes), dtype=np.int32)
+    banding = choose_banding(len(hashes), max_bits)
+    masks = banding.masks()
+    for key in combinations(range(banding.num_bands), banding.num_equal):
+        mask = np.uint64(reduce(operator.or_, [masks[band] for band in key]))
+        for compared, first, second in _pairs_by_key(keys, mask):
+            if compared > BUCKET_NEIGHBOURS and len(first):
+                complete = False
+                break
+            # A pair within a cluster changes nothing: many nearly plain images are joined in a few rounds.
+            apart = clusters[first] != clusters[second]
+            left, right = first[apart], second[apart]
+            near = hamming_distances(keys[left], keys[right]) <= max_bits
+            if near.any():
+                joined = components(clusters[left[near]], clusters[right[near]], len(hashes))
+                clusters = joined[clusters]
+    return clusters, complete
+
+
 def find_near_duplicates(
     hashes: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int32],

@@ -15,6 +15,7 @@ Views and tables, in the order of their creation, after those of `comparison_que
 - loose: rows of `images` that may be deleted.
 - others: all other files and their outcomes.
 - drawn: as resolving, with the draws.
+- held: images that the table will have, without the splits that are assigned now.
 - bounds: the range of draws of each split of a class.
 - resolved: the candidates and their outcomes; is_moved if the split differs from the split in the part.
 - outcomes, stored: the outcomes of all files, and the stored images.
@@ -168,12 +169,11 @@ SELECT *, CASE WHEN split IS NULL AND reason IS NULL THEN draw_of($seed, sha256)
 DRAW_OF = "CREATE OR REPLACE MACRO draw_of(seed, sha256) AS ('0x' || sha256(concat(seed, ':', sha256))[1:15])::BIGINT"
 """Place of an image in the order of its class: 60 bits, which no two of ten million images are expected to share."""
 
-SPLIT_COUNTS = """
-SELECT label, split, count(*) FROM (
-    SELECT label, split FROM others WHERE outcome = 'stored'
-    UNION ALL SELECT label, split FROM drawn WHERE outcome = 'stored'
-    UNION ALL SELECT label, split FROM kept
-) GROUP BY ALL
+HELD = """
+CREATE OR REPLACE VIEW held AS
+SELECT sha256, label, split FROM others WHERE outcome = 'stored'
+UNION ALL SELECT sha256, label, split FROM drawn WHERE outcome = 'stored'
+UNION ALL SELECT sha256, label, split FROM kept
 """
 
 RESOLVED = """

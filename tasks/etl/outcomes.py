@@ -18,7 +18,9 @@ from tasks.etl import comparison_queries
 from tasks.etl import outcome_queries as queries
 from tasks.etl.choice import IGNORED_ARROW
 from tasks.etl.extract import MAX_FILE_BYTES
-from tasks.etl.stratify import Counts, SplitRule, apportion_classes
+from tasks.etl.gates import GroupReport
+from tasks.etl.groups import Grouping, split_counts
+from tasks.etl.stratify import SplitRule, apportion_classes
 from tasks.model_package.reasons import Reason
 from tasks.schema import FILES_ARROW, IMAGE_KEYS_ARROW, QUARANTINED, TO_READ_ARROW, columns_of
 from tasks.tables.parquet_rows import ParquetRows
@@ -127,6 +129,7 @@ class Comparison:
 
     Attributes:
         decomposed: Labels of the tables that are not in the composed form of Unicode, as older releases wrote them.
+        groups_found: Groups of the images, once outcomes were determined; None without groups or new files.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class Comparison:
         keep_deleted: bool,
         rule: SplitRule | None = None,
         ignored: pa.Table | ParquetRows = NONE_IGNORED,
+        grouping: Grouping | None = None,
     ) -> None:
         """Find the paths of the listing or the ledger that are not unchanged.
 
@@ -155,8 +159,11 @@ class Comparison:
             keep_deleted: Whether the images of deleted files are kept.
             rule: Assignment of images without a split; None if splits follow from the content or the listing.
             ignored: The other files of the source (IGNORED_ARROW), which are ignored.
+            grouping: Groups of images that have one split; it needs a rule, also where splits follow from the content.
         """
         self._rule = rule
+        self._grouping = grouping
+        self.groups_found: GroupReport | None = None
         self._replaced = replaced
         self._relations = relations
         named = (("images_listed", listing), ("ignored", ignored), ("ledger", ledger), ("existing", existing))
@@ -240,14 +247,10 @@ class Comparison:
         self._relations.run(queries.RESOLUTION, {"seed": 0 if rule is None else rule.seed})
         self._relations.run(comparison_queries.KEPT)
         # Images without a split get one in the order of a hash of seed and content.
-        existing: dict[str, Counts] = {}
-        new: dict[str, int] = {}
-        for label, split, number in self._relations.rows(queries.SPLIT_COUNTS):
-            if split is None:
-                new[label] = number
-            else:
-                existing.setdefault(label, {})[split] = number
-        ranges = () if rule is None else apportion_classes(existing, new, rule)
+        self._relations.run(queries.HELD)
+        if self._grouping and rule and self._count("drawn WHERE reason IS NULL"):
+            self.groups_found = self._grouping.assign(self._relations, rule, replaced=self._replaced)
+        ranges = () if rule is None else apportion_classes(*split_counts(self._relations), rule)
         assigned = [dict(zip(ASSIGNED_ARROW.names, row, strict=True)) for row in ranges]
         self._relations.add("assigned", pa.Table.from_pylist(assigned, schema=ASSIGNED_ARROW))
         self._relations.run(queries.RESOLVED)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
@@ -19,11 +20,13 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.choice import Decided, LeftOut, ListedFiles, has_image_name, is_hidden, is_system_file, unfinished
 from tasks.etl.extract import MAX_FILE_BYTES
+from tasks.etl.groups import check_groups
+from tasks.etl.labels import PathLabels
 from tasks.etl.listing import check_labels, local_files, make_listing
 from tasks.etl.own_folders import NO_FOLDERS, OwnFolders
 from tasks.model_package.structure import HEAD_BYTES, other_content
 from tasks.paths import expand_user, local_path
-from tasks.schema import FILES_ARROW, IGNORED, columns_of
+from tasks.schema import FILES_ARROW, GROUPS_ARROW, IGNORED, columns_of
 from tasks.spark.file_systems import check_folder, hadoop_files, scheme_of
 from tasks.spark.gateway import connected_jvm
 from tasks.spark.scratch import scratch_root
@@ -46,12 +49,14 @@ class Source:
         listing: Its image files (LISTING_ARROW).
         before: The newest commits of the tables before the listing; after newer ones the listing may be outdated.
         left: Files that the listing leaves out.
+        groups: Names of groups in the label file (GROUPS_ARROW).
     """
 
     location: Path | str
     listing: SpooledRows
     before: tuple[str | None, ...]
     left: LeftOut = field(default_factory=LeftOut)
+    groups: pa.Table = field(default_factory=GROUPS_ARROW.empty_table)
 
 
 def newest_commits(storage: Storage) -> tuple[str | None, ...]:
@@ -96,8 +101,7 @@ def prepare_source(etl: EtlConfig, storage: Storage, config: SparkConfig) -> Sou
         write_digits(Path(location))
     before = newest_commits(storage)
     with translate_disk_full(storage.home):
-        listing, left = try_without_spark(lambda spark: _list(spark, location, etl, storage), config, storage)
-    return Source(location, listing, before, left)
+        return try_without_spark(lambda spark: _list(spark, location, etl, storage, before), config, storage)
 
 
 def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Source, storage: Storage) -> Source:
@@ -113,13 +117,12 @@ def relist_if_outdated(spark: SparkSession | None, etl: EtlConfig, source: Sourc
     now = newest_commits(storage)
     if now == source.before:
         return source
-    listing, left = _list(spark, source.location, etl, storage)
-    return Source(source.location, listing, now, left)
+    return _list(spark, source.location, etl, storage, now)
 
 
 def _list(
-    spark: SparkSession | None, location: Path | str, etl: EtlConfig, storage: Storage
-) -> tuple[SpooledRows, LeftOut]:
+    spark: SparkSession | None, location: Path | str, etl: EtlConfig, storage: Storage, before: tuple[str | None, ...]
+) -> Source:
     own, left = OwnFolders.of(location, storage), LeftOut(scratch_root(storage))
     if isinstance(location, Path):
         files = local_files(location, own=own, left=left)
@@ -128,9 +131,12 @@ def _list(
     else:
         left.decided |= _ignored_before(spark, location, storage)
         files = remote_files(spark, location, own=own, left=left)
-    listing = make_listing(files, str(location), etl, left)
+    labels = PathLabels(etl)
+    listing = make_listing(files, str(location), etl, left, labels)
     check_labels(listing, str(location), etl)
-    return listing, left
+    source = Source(location, listing, before, left, labels.groups())
+    check_groups(source.listing, source.groups, str(location), etl, storage)
+    return source
 
 
 def _ignored_before(spark: SparkSession, url: str, storage: Storage) -> Decided:

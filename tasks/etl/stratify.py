@@ -6,7 +6,7 @@ class is in `train`: a class without one could not be predicted. A split that wo
 gets one of each class that can spare it: without images nothing is measured.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
@@ -19,7 +19,10 @@ ORDER = (TEST, VAL, TRAIN)
 """Order in which splits get the images of a class, also in ties; evaluation needs images most, so `test` is first."""
 
 Counts = dict[str, int]
-"""Number of images by split."""
+"""Number of images by split, or by label."""
+
+TABLE = ""
+"""Label of all images of the table, which no class has."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,73 @@ def apportion_classes(
             if assigned[split]:
                 yield label, split, first, first + assigned[split]
             first += assigned[split]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of images without a split.
+
+    Attributes:
+        number: Its number.
+        draw: Its place in the order of groups of its size.
+        sizes: Number of images by label.
+    """
+
+    number: int
+    draw: int
+    sizes: Counts
+
+
+def deal_groups(
+    existing: Mapping[str, Counts], new: Mapping[str, int], groups: Iterable[Group], rule: SplitRule
+) -> dict[int, str]:
+    """Return the split of each group by its number, so that the fractions hold as nearly as whole groups allow.
+
+    Groups are dealt by size, the largest first. Each gets the split with the lowest quotient of images and share, in
+    its classes and in the whole table. Half of the group is counted: it is the divisor method of Webster (Balinski and
+    Young, Fair Representation, 1982). The first group of a class is in `train`.
+
+    Args:
+        existing: By label, the numbers of images that have a split already and keep it.
+        new: By label, the number of images without a split, of groups or single; `apportion_classes` assigns the
+            latter afterwards.
+        groups: The groups.
+        rule: The shares.
+    """
+    counts = {label: dict.fromkeys(ORDER, 0) | existing.get(label, {}) for label in {*existing, *new}}
+    counts[TABLE] = {split: sum(of_class[split] for of_class in counts.values()) for split in ORDER}
+    total = {label: sum(of_class.values()) + new.get(label, 0) for label, of_class in counts.items()}
+    total[TABLE] += sum(new.values())
+    shares = {split: float(rule.shares[split]) for split in ORDER if rule.shares[split]}
+    dealt: dict[int, str] = {}
+    # Sums of floats depend on the order of the labels.
+    ordered = [
+        (group.number, dict(sorted(group.sizes.items())) | {TABLE: sum(group.sizes.values())})
+        for group in sorted(groups, key=lambda group: (-sum(group.sizes.values()), group.draw))
+    ]
+    for number, sizes in ordered:
+        quotients = {
+            split: sum(
+                images * (counts[label][split] + images / 2) / (share * total[label]) for label, images in sizes.items()
+            )
+            for split, share in shares.items()
+        }
+        has_train = all(counts[label][TRAIN] for label in sizes)
+        split = dealt[number] = min(quotients, key=quotients.__getitem__) if has_train else TRAIN
+        for label, images in sizes.items():
+            counts[label][split] += images
+    spare = sum(max(0, total[label] - sum(counts[label].values()) - (not counts[label][TRAIN])) for label in new)
+    empty = [split for split in shares if not counts[TABLE][split] and split != TRAIN]
+    # Without images nothing is measured: each empty split gets the smallest groups that `train` can spare.
+    for number, sizes in reversed(ordered) if spare < len(empty) else ():
+        split = min(empty, key=counts[TABLE].__getitem__)
+        fits = counts[TABLE][split] + sizes[TABLE] / 2 <= shares[split] * total[TABLE] or not counts[TABLE][split]
+        if fits and dealt[number] == TRAIN and all(counts[label][TRAIN] > images for label, images in sizes.items()):
+            dealt[number] = split
+            for label, images in sizes.items():
+                counts[label][split] += images
+                counts[label][TRAIN] -= images
+    return dealt
 
 
 def _fill_empty_splits(existing: Mapping[str, Counts], assigned: Mapping[str, Counts], rule: SplitRule) -> None:

@@ -31,7 +31,7 @@ SELECT printf('class-%03d/%08d.jpg', class, i) AS path, printf('class-%03d', cla
     3 AS size, $modified::TIMESTAMPTZ AS modified_at, $modified::TIMESTAMPTZ AS changed_at, i AS inode,
     NULL AS ledger_sha256, sha256,
     printf('part-%05d-0123456789abcdef0123456789abcdef-0123456789ab.parquet', i // 1024) AS part,
-    NULL AS reason, NULL AS detail, NULL AS read_failed
+    NULL AS reason, NULL AS detail, NULL AS read_failed, NULL AS dhash
 FROM hashed
 """
 """One per cent are copies of images in other parts, and one of ten thousand has the content of another class."""

@@ -21,6 +21,7 @@ from tasks.etl.listing import class_sizes, list_images
 from tasks.etl.source import Source
 from tasks.model_package.serving import computes_bf16
 from tasks.refs import TableRef
+from tasks.storage import Storage
 from tasks.tune.space import check_search, check_search_sizes
 
 SMALL = CacheConfig(image_size=32)
@@ -48,6 +49,16 @@ def listed(folder: Path, sizes: dict[str, int]) -> Source:
         ({"a": 18, "b": 18}, {}, None),
         ({"a": 3, "b": 3}, {"etl": {"val_fraction": 0.0}}, r"^etl.val_fraction is 0, so that the split 'val' has no"),
         ({"a": 3, "b": 3}, {"etl": {"test_fraction": 0.0}}, r"^etl.test_fraction is 0, .*: give a larger fraction"),
+        (
+            {"a": 9, "b": 3},
+            {"etl": {"split_group": {"by": "pattern", "pattern": "(./.)"}}},
+            None,
+        ),
+        (
+            {"a": 9, "b": 3},
+            {"etl": {"split_group": {"by": "pattern", "pattern": "(^.)"}}},
+            r"which has 2 groups in 2 classes; training needs 4: .*: add 2 groups$",
+        ),
         ({"a": 9, "b": 3}, {"etl": {"min_images_per_class": 4}}, r"1 of 2 classes have fewer .* \('b' 3\)"),
         (
             {"a": 18, "b": 18},
@@ -62,13 +73,13 @@ def listed(folder: Path, sizes: dict[str, int]) -> Source:
     ],
 )
 def test_what_numbers_of_files_say_is_checked_before_a_file_is_read(
-    tmp_path: Path, sizes: dict[str, int], settings: dict[str, object], message: str | None
+    tmp_path: Path, storage: Storage, sizes: dict[str, int], settings: dict[str, object], message: str | None
 ) -> None:
     """The sentence has the number of images that are missing; a batch size above the number of images is accepted."""
     config = PipelineConfig.model_validate({"train": SCRATCH, **settings})
     source = listed(tmp_path, sizes)
     with nullcontext() if message is None else pytest.raises(WrongInput, match=message):
-        check_listing(config, source, class_sizes(source.listing), has_tables=False)
+        check_listing(config, source, class_sizes(source.listing), storage, has_tables=False)
 
 
 def test_phase_with_an_unknown_layer_is_refused(tmp_path: Path) -> None:

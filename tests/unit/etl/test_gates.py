@@ -8,9 +8,12 @@ from tasks.config.etl import EtlConfig
 from tasks.errors import WrongInput
 from tasks.etl.gates import (
     FileCounts,
+    GroupReport,
     check_bad_fraction,
     check_class_sizes,
     check_deletions,
+    check_groups_fit,
+    group_warnings,
     small_split_warnings,
 )
 
@@ -163,3 +166,48 @@ def test_deletions_beyond_the_bound_are_a_question(before: dict[str, int], delet
 def test_a_class_that_moves_to_another_name_loses_no_image() -> None:
     """A class without any image left is accepted if none of its images leaves the table."""
     assert check_deletions(Counter(), Counter(cat=50, dog=50), Counter(feline=50, dog=50), EtlConfig()) is None
+
+
+def found(**values: object) -> GroupReport:
+    """Return a report of ten groups of at most 30 cats, with some values replaced."""
+    report = {"num_groups": 10, "num_images": 90, "num_others": 0, "largest": {"cat": 30}, "complete": True}
+    values = report | {"labels": (0, ""), "splits": (0, "")} | values
+    return GroupReport(**values)  # type: ignore[arg-type]  # values of several types
+
+
+def by_split(**images: int) -> FileCounts:
+    """Return counts of so many cats in each split."""
+    return FileCounts.of_groups([("cat", split, "stored", None, number) for split, number in images.items()], [])
+
+
+def test_groups_that_leave_a_split_empty_are_refused() -> None:
+    """The sentence has the largest group; a split with the fraction 0 may be empty."""
+    check_groups_fit(found(), by_split(train=60, val=30, test=30), EtlConfig())
+    check_groups_fit(found(), by_split(train=60, val=30), EtlConfig(test_fraction=0.0))
+
+    with pytest.raises(
+        WrongInput, match="10 groups of at most 30 images of a class leave none of 90 images for the split 'test'"
+    ) as refused:
+        check_groups_fit(found(), by_split(train=60, val=30), EtlConfig())
+    assert refused.value.setting == "etl.split_group.by"
+    assert str(refused.value).endswith("the tables are unchanged")
+
+
+def test_warnings_name_groups_that_no_split_holds_and_those_of_several_labels_or_splits() -> None:
+    """Classes that would have images in val and test without groups are named with their sizes."""
+    whole = by_split(train=90)
+    assert group_warnings(found(), by_split(train=60, val=30, test=30), EtlConfig()) == []
+    assert group_warnings(found(largest={"cat": 1}), whole, EtlConfig()) == []
+    assert group_warnings(found(), by_split(train=9), EtlConfig()) == []
+
+    (large,) = group_warnings(found(), whole, EtlConfig())
+    assert large.startswith("1 classes have no images in 'val' or 'test', since they are few or large groups")
+    assert "('cat' 90, largest group 30)" in large
+    labels, splits, incomplete = group_warnings(
+        found(labels=(2, "'x' (cat 1, dog 2)"), splits=(1, "'y' (test 1, train 2)"), complete=False, largest={}),
+        whole,
+        EtlConfig(),
+    )
+    assert labels == "2 groups of etl.split_group have images of several labels, e.g. 'x' (cat 1, dog 2)"
+    assert splits.startswith("1 groups of etl.split_group have images in several splits, e.g. 'y' (test 1, train 2): ")
+    assert "not all near-duplicates were found" in incomplete

@@ -504,6 +504,54 @@ def test_unusable_label_file_is_refused(tmp_path: Path, columns: dict[str, Any],
     assert refused.value.way_out
 
 
+def test_column_of_groups_is_read_with_the_labels(tmp_path: Path) -> None:
+    """A value is text, and an empty one no group; rows of files that the source has no more are kept."""
+    columns = {"path": ["a/1.jpg", "A/2.JPG", "e\u0301"], "label": ["x", "y", "x"], "patient": ["007", "", "8"]}
+    file = write(tmp_path / "labels.csv", **columns)
+    assert read_label_file(file, with_split=False, group="patient") == {
+        "a/1.jpg": ("x", None, "007"),
+        "A/2.JPG": ("y", None, None),
+        "e\u0301": ("x", None, "8"),
+    }
+    grouped = {"labels": {"by": "file", "file": file}, "split_group": {"by": "column", "column": "patient"}}
+    labels = PathLabels(EtlConfig.model_validate(grouped))
+    assert labels.of(["a/1.jpg", "a/2.jpg"]) == [("x", None), (None, None)]
+    assert labels.groups().to_pylist() == [{"path": "a/1.jpg", "name": "007"}, {"path": "\u00e9", "name": "8"}]
+
+
+def test_row_in_another_notation_names_the_group_of_its_file(tmp_path: Path) -> None:
+    """The path of the file is among the groups, too."""
+    file = write(tmp_path / "labels.csv", path=["photos\\a\\1.JPG", "b/2.jpg"], label=["x", "y"], patient=["7", "8"])
+    grouped = {"labels": {"by": "file", "file": file}, "split_group": {"by": "column", "column": "patient"}}
+    labels = PathLabels(EtlConfig.model_validate(grouped))
+    labels.of(["a/1.jpg", "b/2.jpg"])
+    assert labels.match_rest(iter(["a/1.jpg"]), "/data/photos")
+    assert {"path": "a/1.jpg", "name": "7"} in labels.groups().to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"patient_id": ["7"]}, "has the columns path, label, patient_id: did you mean patient_id"),
+        ({"video": ["7"]}, "has the columns path, label, video: name one of them"),
+    ],
+)
+def test_unknown_column_of_groups_is_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    """The sentence names the columns of the file."""
+    file = write(tmp_path / "labels.csv", path=["a"], label=["x"], **columns)
+    with pytest.raises(WrongInput, match=message) as refused:
+        read_label_file(file, with_split=False, group="patient")
+    assert str(refused.value).startswith(f"etl.split_group.column is 'patient', but '{file}' has")
+    assert refused.value.setting == "etl.split_group.column"
+
+
+def test_two_groups_of_one_path_are_refused(tmp_path: Path) -> None:
+    """As two labels are."""
+    file = write(tmp_path / "labels.csv", path=["a", "./a"], label=["x", "x"], patient=["7", "8"])
+    with pytest.raises(WrongInput, match="has contradictory rows for 'a'"):
+        read_label_file(file, with_split=False, group="patient")
+
+
 def test_repeated_row_is_accepted(tmp_path: Path) -> None:
     """Two equal rows for a path are not a contradiction."""
     file = write(tmp_path / "labels.csv", path=["a", "a"], label=["x", "x"])

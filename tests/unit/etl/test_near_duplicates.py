@@ -9,7 +9,13 @@ from PIL import Image, ImageEnhance
 
 from tasks.etl import near_duplicates
 from tasks.etl.extract import dhash
-from tasks.etl.near_duplicates import Banding, choose_banding, find_near_duplicates, hamming_distances
+from tasks.etl.near_duplicates import (
+    Banding,
+    choose_banding,
+    cluster_hashes,
+    find_near_duplicates,
+    hamming_distances,
+)
 
 
 def scene(seed: int, side: int = 240) -> Image.Image:
@@ -163,3 +169,37 @@ def test_no_images_have_no_near_duplicates() -> None:
     found = find_near_duplicates(np.zeros(0, dtype=np.int64), np.zeros((0, 3), dtype=np.int64), 3, num_listed=5)
 
     assert (found.num_pairs, found.closest, found.complete) == (0, [], True)
+
+
+@pytest.mark.parametrize("max_bits", [0, 1, 3, 8])
+def test_clusters_are_those_of_exhaustive_search(max_bits: int) -> None:
+    """Close hashes are in one cluster, and so are those that others connect, in any order."""
+    hashes, _counts = hashes_with_near_pairs(150, max_flips=10, seed=max_bits)
+    expected = list(range(len(hashes)))
+    for first, second in itertools.combinations(range(len(hashes)), 2):
+        if ((int(hashes[first]) ^ int(hashes[second])) & (2**64 - 1)).bit_count() <= max_bits:
+            old, new = expected[second], expected[first]
+            expected = [new if cluster == old else cluster for cluster in expected]
+
+    for order in (slice(None), slice(None, None, -1)):
+        clusters, complete = cluster_hashes(hashes[order], max_bits)
+        pairs = set(zip(clusters.tolist(), expected[order], strict=True))
+        assert complete
+        assert len(pairs) == len(set(expected)) == len(set(clusters.tolist()))
+    assert (len(set(expected)) < len(hashes)) == (max_bits > 0)
+
+
+def test_chain_of_close_hashes_is_one_cluster() -> None:
+    """The ends differ in all bits. An empty table has an empty result."""
+    chain = np.array([(1 << bits) - 1 for bits in range(65)], dtype=np.uint64).view(np.int64)
+
+    assert len(set(cluster_hashes(chain, 1)[0].tolist())) == 1
+    assert len(set(cluster_hashes(chain[::2], 1)[0].tolist())) == 33
+    assert cluster_hashes(chain[:0], 3)[0].tolist() == []
+
+
+def test_clusters_with_a_too_large_bucket_are_marked_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of many nearly plain images is bounded."""
+    monkeypatch.setattr(near_duplicates, "BUCKET_NEIGHBOURS", 3)
+
+    assert cluster_hashes(np.arange(16, dtype=np.int64), 3)[1] is False

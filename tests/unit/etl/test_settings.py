@@ -56,6 +56,7 @@ def test_pattern_in_another_form_of_unicode_is_the_same() -> None:
         ({"test_fraction": 0.3}, "etl.test_fraction is 0.3"),
         ({"split_by": "folder"}, "is folder, but .* was made with stratified"),
         ({"split_by": "content"}, "is content, but .* was made with stratified"),
+        ({"split_group": {"by": "near_duplicates"}}, "split_group.by is near_duplicates, but .* was made with none"),
         ({"sample_bits": 12}, "etl.sample_bits is 12, but .* was made with nothing"),
         ({"decode_version": 1}, "etl.decode_version is 1, but .* was made with 3"),
     ],
@@ -65,7 +66,7 @@ def test_settings_that_would_mix_two_tables_are_refused(settings: dict[str, Any]
     for replace_source in (False, True):
         with pytest.raises(WrongInput, match=sentence) as refused:
             check(replace_source=replace_source, **settings)
-        assert [refused.value.setting] == [f"etl.{name}" for name in settings]
+        assert [str(refused.value.setting).removesuffix(".by")] == [f"etl.{name}" for name in settings]
         assert refused.value.way_out.startswith("use that value, or give other tables")
 
 
@@ -103,6 +104,28 @@ def test_table_keeps_its_version_of_decoding() -> None:
     assert check_properties(earlier, wanted(), "/tables/images", replace_source=False) is False
     with pytest.raises(ValidationError, match="sample_bits is 12, but decode_version is 1, which does not use it"):
         EtlConfig(sample_bits=12, decode_version=1)
+
+
+def test_table_of_an_earlier_release_has_no_groups() -> None:
+    """It is continued without, and any groups are refused; near-duplicates of another distance are other groups."""
+    earlier = {name: text for name, text in MADE_WITH.items() if "group" not in name and "near" not in name}
+    assert len(earlier) == len(MADE_WITH) - 4
+    assert check_properties(earlier, MADE_WITH, "/tables/images", replace_source=False) is False
+    assert table_source(earlier | {"lakevision.source": "builtin:digits"}) == "builtin:digits"
+    assert check(near_duplicate_bits=5) is False  # a bound of a report alone
+
+    def wanted(**settings: object) -> dict[str, str]:
+        return table_properties(EtlConfig.model_validate(settings), SOURCE)
+
+    patient = {"by": "pattern", "pattern": "(patient)"}
+    with pytest.raises(WrongInput, match="etl.split_group.by is pattern, but .* was made with none"):
+        check_properties(earlier, wanted(split_group=patient), "/t", replace_source=True)
+    other = wanted(split_group={"by": "pattern", "pattern": "(video)"})
+    with pytest.raises(WrongInput, match=r"split_group.pattern is \(video\), but .* was made with \(patient\)"):
+        check_properties(wanted(split_group=patient), other, "/t", replace_source=True)
+    near = {"split_group": {"by": "near_duplicates"}}
+    with pytest.raises(WrongInput, match="etl.near_duplicate_bits is 5, but .* was made with 3"):
+        check_properties(wanted(**near), wanted(**near, near_duplicate_bits=5), "/t", replace_source=True)
 
 
 def test_messages_advise_other_tables_first() -> None:

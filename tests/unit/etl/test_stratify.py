@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.config.etl import EtlConfig
-from tasks.etl.stratify import ORDER, Counts, SplitRule, apportion_classes
+from tasks.etl.stratify import ORDER, Counts, Group, SplitRule, apportion_classes, deal_groups
 from tasks.refs import TEST, TRAIN, VAL
 
 LABELS = [f"class-{number}" for number in range(5)]
@@ -157,3 +157,109 @@ def test_millions_of_images_are_apportioned_at_once() -> None:
     after = assign(existing, {"cat": 3_000_000, "dog": 3_000_000}, TENTHS)
     assert after["cat"] == {TRAIN: 6_400_001, VAL: 800_000, TEST: 800_000}
     assert after["dog"] == {TRAIN: 2_666_667, VAL: 333_333, TEST: 4_000_000}
+
+
+def deal(groups: list[Counts], rule: SplitRule, existing: dict[str, Counts], singles: dict[str, int]) -> list[str]:
+    """Deal the groups, whose draws are their numbers, beside single images; return the split of each."""
+    new = Counter(singles)
+    for sizes in groups:
+        new.update(sizes)
+    numbered = [Group(number, number, sizes) for number, sizes in enumerate(groups)]
+    dealt = deal_groups(existing, new, numbered, rule)
+    assert dealt == deal_groups(existing, new, numbered[::-1], rule)
+    return [dealt[number] for number in range(len(groups))]
+
+
+def placed(groups: list[Counts], splits: list[str]) -> dict[str, Counts]:
+    """Return the number of images of each class in each split."""
+    counts: dict[str, Counts] = {}
+    for sizes, split in zip(groups, splits, strict=True):
+        for label, images in sizes.items():
+            of_class = counts.setdefault(label, dict.fromkeys(ORDER, 0))
+            of_class[split] += images
+    return counts
+
+
+groups_of_one_class = st.lists(
+    st.tuples(st.sampled_from(LABELS[:3]), st.integers(2, 30)).map(lambda drawn: {drawn[0]: drawn[1]}), max_size=60
+)
+evenly = rules.filter(lambda rule: rule.shares[TRAIN] >= Fraction(1, 2))
+
+
+@given(groups_of_one_class, evenly)
+def test_splits_differ_from_their_share_of_a_class_by_less_than_two_of_its_largest_groups(groups, rule) -> None:
+    """The order of the groups changes nothing, and each class has images to train on."""
+    for label, counts in placed(groups, deal(groups, rule, {}, {})).items():
+        largest = max(sizes.get(label, 0) for sizes in groups)
+        assert counts[TRAIN]
+        for split in ORDER:
+            assert abs(counts[split] - rule.shares[split] * sum(counts.values())) < 2 * largest
+
+
+@given(st.integers(1, 30), st.integers(2, 9), st.integers(1, 3))
+def test_val_and_test_have_images_where_a_class_can_spare_a_group(per_class: int, size: int, num_classes: int) -> None:
+    """Classes with too few groups for each split share them, so that the fractions hold to one group per class."""
+    groups = [{label: size} for label in LABELS[:num_classes] for _ in range(per_class)]
+    table: Counter[str] = Counter()
+    for counts in placed(groups, deal(groups, TENTHS, {}, {})).values():
+        table.update(counts)
+    spare = num_classes * (per_class - 1)
+    for number, split in enumerate((TEST, VAL)):
+        assert table[split] >= min(size, size * max(0, spare - number))
+        assert abs(table[split] - TENTHS.shares[split] * table.total()) <= num_classes * size
+
+
+def test_ten_equal_groups_of_a_class_are_eight_one_and_one() -> None:
+    """Their draws decide which: the first by draw is in train, the largest quotient with a group comes last."""
+    splits = deal([{"cat": 5}] * 10, TENTHS, {}, {})
+    assert Counter(splits) == {TRAIN: 8, VAL: 1, TEST: 1}
+    assert splits[0] == TRAIN
+
+
+def test_large_groups_are_in_every_split() -> None:
+    """Val and test get large and small groups, since all are dealt in proportion."""
+    groups = [{"cat": size} for size in [20] * 20 + [2] * 20]
+    splits = deal(groups, TENTHS, {}, {})
+    for split in ORDER:
+        assert {sizes["cat"] for sizes, found in zip(groups, splits, strict=True) if found == split} == {2, 20}
+    assert placed(groups, splits) == {"cat": {TEST: 44, VAL: 44, TRAIN: 352}}
+
+
+def test_class_of_one_group_trains_on_it() -> None:
+    """And a group that is larger than val and test is in train, whatever the other groups."""
+    assert deal([{"cat": 40}, {"dog": 5}, {"dog": 5}, {"dog": 5}], TENTHS, {}, {}) == [TRAIN, TRAIN, VAL, TEST]
+    splits = deal([{"cat": 100}] + [{"cat": 5}] * 40, TENTHS, {}, {})
+    assert splits[0] == TRAIN
+    assert Counter(splits[1:]) == {TRAIN: 28, VAL: 6, TEST: 6}
+
+
+def test_group_of_several_labels_counts_for_each_of_them() -> None:
+    """Twenty patients with images of both classes give two to val and to test, for both fractions."""
+    groups = [{"cat": 3, "dog": 2} for _ in range(20)]
+    counts = placed(groups, deal(groups, TENTHS, {}, {}))
+    assert counts == {"cat": {TEST: 6, VAL: 6, TRAIN: 48}, "dog": {TEST: 4, VAL: 4, TRAIN: 32}}
+
+
+def test_new_groups_go_to_the_splits_that_lack_images() -> None:
+    """Images that have a split count, so that ten more groups of a class without val and test fill these."""
+    splits = deal([{"cat": 5}] * 10, TENTHS, {"cat": {TRAIN: 50}}, {})
+    assert Counter(splits) == {TRAIN: 6, VAL: 2, TEST: 2}
+
+
+def test_group_goes_to_the_split_that_it_brings_nearest_to_its_share() -> None:
+    """Five images in val and in test, and 20 in train, are nearer to 3, 3 and 24 than none and 30."""
+    splits = deal([{"cat": 5}] * 6, TENTHS, {"cow": {TRAIN: 80, VAL: 10, TEST: 10}}, {})
+    assert splits == [TRAIN] * 4 + [TEST, VAL]
+
+
+def test_single_images_fill_the_splits_that_groups_leave_empty() -> None:
+    """Then no group is taken out of train for them."""
+    groups = [{"cat": 5}, {"cat": 5}]
+    assert deal(groups, TENTHS, {}, {"cat": 90}) == [TRAIN, TRAIN]
+    assert deal(groups * 2, TENTHS, {}, {}) == [TRAIN, TRAIN, VAL, TEST]
+
+
+def test_share_of_zero_gets_no_group() -> None:
+    """All groups train."""
+    rule = SplitRule.of(EtlConfig(val_fraction=0.0, test_fraction=0.0))
+    assert deal([{"cat": 5}] * 10, rule, {}, {}) == [TRAIN] * 10
