@@ -79,6 +79,8 @@ class PredictedImage(Ref):
     """Path in the source, or the SHA-256 if no file is known."""
     label: str
     probability: float
+    unknown_score: float | None = None
+    """As in the table `predictions`; None if the model has no thresholds, or the row is of an earlier release."""
     thumbnail: str = ""
     """A small JPEG as a data URI; empty if the image cannot be shown."""
 

@@ -84,15 +84,17 @@ PREDICTION = StructType(
         StructField("top_labels", ArrayType(StringType())),
         StructField("top_probabilities", ArrayType(DoubleType())),
         StructField("precision", StringType()),
+        StructField("unknown_score", DoubleType()),
     ]
 )
 """Prediction of one image: its label and probability (0-1), or the error.
 
 index is the number of the label's class, and precision that of the computation. top_labels are the most probable
-classes in descending order, with the probabilities top_probabilities.
+classes in descending order, with the probabilities top_probabilities. The score of images of no class is
+unknown_score (0-1).
 """
 
-ADDED_TO_PREDICTIONS = ("index", "top_labels", "top_probabilities", "precision", "content_sha256")
+ADDED_TO_PREDICTIONS = ("index", "top_labels", "top_probabilities", "precision", "content_sha256", "unknown_score")
 """Columns that a table of an earlier release lacks; they are added to it, and null in its rows."""
 
 CHANGE_FEED = "delta.enableChangeDataFeed"

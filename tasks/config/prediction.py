@@ -1,10 +1,10 @@
 """Parameters of inference in batches and as a stream, and of the flow `promote`, whose gate predicts test images."""
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config.frozen import FrozenConfig
+from tasks.config.frozen import AsBefore, FrozenConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.values import Fraction, RunId, Seconds, TableVersion
@@ -43,6 +43,14 @@ class PredictConfig(FrozenConfig):
         0.0,
         description="Probability of the most probable class below which the label is 'unsure'; existing predictions "
         "keep their labels",
+    )
+    unknown_rate: Annotated[float, AsBefore(0.0)] = Field(
+        0.0,
+        ge=0.0,
+        le=0.5,
+        description="Fraction of images of the model's classes that may get the label 'unknown', from 0.001 to 0.5. "
+        "Images with an unknown_score above the model's threshold for it get this label, also if they were 'unsure'. "
+        "0: no such label; existing predictions keep their labels",
     )
     max_error_fraction: Fraction = Field(
         0.5,

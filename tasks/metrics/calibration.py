@@ -1,14 +1,20 @@
-"""Calibration: agreement of predicted probabilities with accuracy, in bins, and the temperature that gives the best.
+"""Calibration of probabilities in bins, the temperature that gives the best, and thresholds of images of no class.
 
 The temperature divides the logits: Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599,
 section 4.2. The order of the classes, and with it the accuracy, does not change.
+
+Of n images of the classes, an image like them scores above all but the k highest with a probability of k / (n + 1) at
+most: Angelopoulos and Bates, "A Gentle Introduction to Conformal Prediction", 2021, arXiv:2107.07511, section 1.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from tasks.collectives.reducer import Reducer
+from tasks.collectives.reducer import Reducer, gather_numbers
+from tasks.model_package.description import RATES
+from tasks.model_package.serving import unknown_scores
 
 NUM_BINS = 15
 """Number of equal-width bins (Guo et al., "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599)."""
@@ -124,3 +130,50 @@ def _root(grid: torch.Tensor, slopes: torch.Tensor) -> float:
         return float(grid[min(after, len(grid) - 1)])
     (low, high), (below, above) = grid[after - 1 : after + 1].tolist(), slopes[after - 1 : after + 1].tolist()
     return float(low + (high - low) * below / (below - above))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of the images of a split, `unknown_scores`, over all ranks."""
+
+    ascending: torch.Tensor
+    """The scores, float64 (N,)."""
+
+    def share_above(self, threshold: float) -> float:
+        """Return the fraction of the images with a score above a threshold; NaN without images."""
+        return float((self.ascending > threshold).double().mean())
+
+    def thresholds(self) -> tuple[float, ...] | None:
+        """Return the threshold of each of RATES, rounded up to 6 decimals; None without images.
+
+        The threshold is 1, which no score exceeds, where the images are too few for the rate.
+        """
+        if not (num := len(self.ascending)):
+            return None
+        # Number of images that are not above; rounded, as 0.95 * 100 may be above 95.
+        needed = [math.ceil(round((1 - rate) * (num + 1), 9)) for rate in RATES]
+        # Up, so that the same image in another batch, with sums in another order, is not above.
+        return tuple(
+            1.0 if number > num else min(1.0, math.ceil(1e6 * float(self.ascending[number - 1])) / 1e6)
+            for number in needed
+        )
+
+
+class ScoreSums:
+    """Accumulator of the scores of a rank's images: 8 MB for a million."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._parts = [torch.zeros(0, dtype=torch.float64, device=device)]
+
+    def add(self, logits_BK: torch.Tensor) -> None:
+        """Add a batch, by its logits before the temperature divides them."""
+        self._parts.append(unknown_scores(logits_BK))
+
+    def reduce(self, reducer: Reducer) -> Scores:
+        """Return the scores over all ranks; a collective operation."""
+        own = torch.cat(self._parts).cpu()
+        sizes = gather_numbers(reducer, len(own)).long().tolist()
+        # Each rank fills its own slice, and the sum is a gather.
+        scores, begin = torch.zeros(sum(sizes), dtype=torch.float64), sum(sizes[: reducer.rank])
+        scores[begin : begin + len(own)] = own
+        return Scores(reducer.sum(scores).sort().values if len(scores) else scores)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tasks.cache.loader import Batch, CacheLoader
 from tasks.collectives.reducer import Reducer, gather_numbers
-from tasks.metrics.calibration import Calibration, CalibrationSums
+from tasks.metrics.calibration import Calibration, CalibrationSums, Scores, ScoreSums
 from tasks.metrics.mistakes import Mistake, WorstMistakes
 from tasks.progress.activity import stepping
 
@@ -80,6 +80,8 @@ class DetailedEvaluation(Evaluation):
     calibration: Calibration
     uncalibrated: Calibration
     """Calibration at the temperature 1."""
+    scores: Scores
+    """Images by their score of `unknown_scores`."""
     mistakes: tuple[Mistake, ...]
     """Mistakes with the highest loss, in descending order; empty if every image was classified correctly."""
 
@@ -154,7 +156,7 @@ def evaluate_in_detail(
     reducer: Reducer,
     temperature: float = 1.0,
 ) -> DetailedEvaluation:
-    """Return the metrics of `evaluate`, the calibration and the worst mistakes.
+    """Return the metrics of `evaluate`, the calibration, the scores and the worst mistakes.
 
     It synchronizes with the device in every batch: for the final evaluation only.
 
@@ -166,11 +168,12 @@ def evaluate_in_detail(
         reducer: The other ranks.
         temperature: Divisor of the logits within the model.
     """
-    sums, mistakes = _Sums(num_classes, device), WorstMistakes()
+    sums, mistakes, scores = _Sums(num_classes, device), WorstMistakes(), ScoreSums(device)
     calibration, uncalibrated = CalibrationSums(device), CalibrationSums(device)
     with torch.inference_mode():
         for batch, labels_B, logits_BK in logits_of(model, loader, device):
             sums.add(labels_B, logits_BK)
+            scores.add(logits_BK * temperature)
             log_probabilities_BK = functional.log_softmax(logits_BK.double(), dim=1)
             # The same argmax as in the confusion matrix: ties are broken in the same way.
             predicted_B = logits_BK.argmax(1)
@@ -183,6 +186,7 @@ def evaluate_in_detail(
         **vars(sums.reduce(reducer)),
         calibration=calibration.reduce(reducer),
         uncalibrated=uncalibrated.reduce(reducer),
+        scores=scores.reduce(reducer),
         mistakes=mistakes.reduce(reducer),
     )
 

@@ -21,6 +21,7 @@ from .description import (
     FORMAT,
     NEWEST,
     TOP_K,
+    UNKNOWN,
     UNSURE,
     WAY_OUT,
     WEIGHTS_FILE,
@@ -29,13 +30,15 @@ from .description import (
     InvalidPackage,
     Precision,
     check_size,
+    check_unknown,
     check_unsure,
     file_sha256,
     read_description,
+    threshold_at,
 )
 from .network import ImageNetwork, WithoutMemory, build_network
 from .reasons import BadImage
-from .serving import available_precision, is_out_of_memory, serving_network
+from .serving import available_precision, is_out_of_memory, serving_network, unknown_scores
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,9 @@ class Prediction:
     """Prediction of one image: its label, or the error."""
 
     label: str | None = None
-    """The most probable class, UNSURE, or None for an error."""
+    """The most probable class, UNKNOWN, UNSURE, or None for an error."""
     index: int | None = None
-    """Number of the class of `label`; None for UNSURE and for an error."""
+    """Number of the class of `label`; None for UNKNOWN, UNSURE and an error."""
     probability: float | None = None
     """Probability of the most probable class (0-1), calibrated; None for an error."""
     top_labels: tuple[str, ...] = ()
@@ -54,6 +57,8 @@ class Prediction:
     """Their probabilities (0-1)."""
     error: str | None = None
     """Reason and detail of an image that cannot be decoded, or None."""
+    unknown_score: float | None = None
+    """Score (0-1), higher for images of no class; None for an error, and for a model without thresholds."""
 
 
 class ImageClassifier:
@@ -69,6 +74,7 @@ class ImageClassifier:
         precision: Precision = "float32",
         temperature: float = 1.0,
         decoding: Decoding = NEWEST,
+        unknown_thresholds: Sequence[float] | None = None,
     ) -> None:
         """Prepare a network for inference.
 
@@ -80,30 +86,43 @@ class ImageClassifier:
             precision: Precision in which the network was tested; another one where the device does not compute in it.
             temperature: Divisor of the logits.
             decoding: Decoding of the images that the network was trained on.
+            unknown_thresholds: Thresholds of RATES; None for a model without them.
         """
         self.classes = tuple(classes)
         self.image_size = image_size
         self.decoding = decoding
+        self.temperature = temperature
+        self.unknown_thresholds = unknown_thresholds
         self.precision = available_precision(precision, device)
         self._network = serving_network(network.to(device), self.precision, temperature)
         self._device = device
 
-    def predict(self, contents: Sequence[bytes], top_k: int = TOP_K, min_probability: float = 0.0) -> list[Prediction]:
+    def predict(
+        self,
+        contents: Sequence[bytes],
+        top_k: int = TOP_K,
+        min_probability: float = 0.0,
+        unknown_rate: float = 0.0,
+    ) -> list[Prediction]:
         """Decode and predict each image; an image that cannot be decoded gets an error and affects no other.
 
         Args:
             contents: Contents of image files.
             top_k: Number of classes in a prediction, at least 1; all if the model has fewer.
             min_probability: Probability (0-1) of the most probable class below which the label is UNSURE.
+            unknown_rate: Fraction of images of the classes that may get the label UNKNOWN, which goes before UNSURE.
 
         Raises:
-            ValueError: `top_k` or `min_probability` is out of range, or UNSURE is the name of a class.
+            ValueError: `top_k` or `min_probability` is out of range, UNSURE is the name of a class, or as
+                `check_unknown`.
         """
         if top_k < 1:
             raise ValueError(f"top_k is {top_k}: give at least 1")
         if not 0 <= min_probability <= 1:
             raise ValueError(f"min_probability is {min_probability}: give a number from 0 to 1")
         check_unsure(min_probability, self.classes)
+        check_unknown(unknown_rate, self.classes, self.unknown_thresholds)
+        threshold = threshold_at(unknown_rate, self.unknown_thresholds)
         predictions: list[Prediction | None] = [None] * len(contents)
         images = []
         places = []
@@ -118,15 +137,19 @@ class ImageClassifier:
             # By logits: probabilities may round to the same number. Stable: of equal ones the first wins, as in argmax.
             order_Bk = logits_BK.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
             probabilities_Bk = torch.softmax(logits_BK.double(), dim=1).gather(1, order_Bk)
-            for place, indices, probabilities in zip(places, order_Bk.tolist(), probabilities_Bk.tolist(), strict=True):
+            scores_B = unknown_scores(logits_BK * self.temperature)
+            for place, indices, probabilities, score in zip(
+                places, order_Bk.tolist(), probabilities_Bk.tolist(), scores_B.tolist(), strict=True
+            ):
                 labels = tuple(self.classes[index] for index in indices)
-                is_sure = probabilities[0] >= min_probability
+                other = UNKNOWN if score > threshold else UNSURE if probabilities[0] < min_probability else None
                 predictions[place] = Prediction(
-                    label=labels[0] if is_sure else UNSURE,
-                    index=indices[0] if is_sure else None,
+                    label=other or labels[0],
+                    index=None if other else indices[0],
                     probability=probabilities[0],
                     top_labels=labels,
                     top_probabilities=tuple(probabilities),
+                    unknown_score=None if self.unknown_thresholds is None else score,
                 )
         return [prediction for prediction in predictions if prediction is not None]
 
@@ -174,6 +197,7 @@ class ImageClassifier:
             precision=description.precision,
             temperature=description.temperature,
             decoding=description.decoding,
+            unknown_thresholds=description.unknown_thresholds,
         )
 
 
@@ -187,6 +211,7 @@ def save_classifier(
     precision: Precision = "float32",
     temperature: float = 1.0,
     decoding: Decoding = NEWEST,
+    unknown_thresholds: tuple[float, ...] | None = None,
 ) -> None:
     """Write the weights and the description of a classifier to `folder`.
 
@@ -199,6 +224,7 @@ def save_classifier(
         precision: Precision in which the network was tested.
         temperature: Divisor of the logits.
         decoding: Decoding of the images that the network was trained on.
+        unknown_thresholds: Thresholds of RATES; None for none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(state, folder / WEIGHTS_FILE)
@@ -211,6 +237,7 @@ def save_classifier(
         temperature=temperature,
         weights_sha256=file_sha256(folder / WEIGHTS_FILE),
         decoding=decoding,
+        unknown_thresholds=unknown_thresholds,
     )
     (folder / DESCRIPTION_FILE).write_text(description.model_dump_json(indent=2))
 

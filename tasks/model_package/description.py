@@ -1,7 +1,7 @@
 """The files of a model package, their size limits, and the description, validated before a network is built."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -26,6 +26,17 @@ FORMAT: Literal[2] = 2
 
 UNSURE = "unsure"
 """Label of an image whose most probable class is less probable than the given minimum."""
+
+UNKNOWN = "unknown"
+"""Label of an image whose score, `unknown_scores`, is above the threshold of the given false-alarm rate."""
+
+RATES = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.3, 0.5)
+"""False-alarm rates with a threshold in the model package: fractions of images of the classes that score above it."""
+
+Thresholds = Annotated[
+    tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=len(RATES), max_length=len(RATES))
+]
+"""The thresholds of RATES, fitted on the split `val`; that of 1 is exceeded by no score."""
 
 TOP_K = 5
 """Number of classes in a prediction, unless another one is given."""
@@ -83,11 +94,12 @@ Classes = Annotated[
 
 
 class DescribedClasses(BaseModel):
-    """The classes in a description; torch is not imported to validate them."""
+    """The classes in a description, and thresholds of UNKNOWN; torch is not imported to validate them."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     classes: Classes
+    unknown_thresholds: Thresholds | None = None
 
 
 class Description(BaseModel):
@@ -110,6 +122,8 @@ class Description(BaseModel):
     """sha256 of the file of weights."""
     decoding: Decoding = AS_BEFORE
     """Decoding of the images that the model was trained on; models of earlier releases do not record it."""
+    unknown_thresholds: Thresholds | None = None
+    """Thresholds of the score of UNKNOWN; models of earlier releases have none, and no score."""
 
     @field_validator("model")
     @classmethod
@@ -134,6 +148,36 @@ def check_unsure(min_probability: float, classes: Collection[str]) -> None:
         raise ValueError(f"min_probability is {min_probability}, but '{UNSURE}' is a class of the model: give 0")
 
 
+def threshold_at(unknown_rate: float, thresholds: Sequence[float] | None) -> float:
+    """Return the threshold of a false-alarm rate, between two of RATES that of the lower one; 1 for the rate 0."""
+    known = zip(RATES, thresholds or (), strict=bool(thresholds))
+    return min((threshold for rate, threshold in known if rate <= unknown_rate), default=1.0)
+
+
+def check_unknown(unknown_rate: float, classes: Collection[str], thresholds: Sequence[float] | None = ()) -> None:
+    """Check the false-alarm rate from which on images get the label UNKNOWN.
+
+    Args:
+        unknown_rate: The rate; 0 for no such label.
+        classes: Classes of the model.
+        thresholds: Thresholds of the model, None if it has none; empty if they are not known yet.
+
+    Raises:
+        ValueError: The rate is neither 0 nor within RATES, UNKNOWN is a class, or the model has no thresholds.
+    """
+    if not unknown_rate:
+        return
+    if not RATES[0] <= unknown_rate <= RATES[-1]:
+        raise ValueError(f"unknown_rate is {unknown_rate}: give 0, or a rate from {RATES[0]} to {RATES[-1]}")
+    if UNKNOWN in classes:
+        raise ValueError(f"unknown_rate is {unknown_rate}, but '{UNKNOWN}' is a class of the model: give 0")
+    if thresholds is None:
+        raise ValueError(
+            f"unknown_rate is {unknown_rate}, but the model has no thresholds, as models of earlier releases: give 0, "
+            "or train and promote again"
+        )
+
+
 def read_description(folder: Path) -> Description:
     """Return the validated description of a model package.
 
@@ -143,13 +187,13 @@ def read_description(folder: Path) -> Description:
     return _read(folder, Description)
 
 
-def read_classes(folder: Path) -> tuple[str, ...]:
-    """Return the classes of a model package; the rest of its description is not validated.
+def read_classes(folder: Path) -> DescribedClasses:
+    """Return the classes of a model package, and its thresholds; the rest of its description is not validated.
 
     Raises:
         InvalidPackage: As `read_description`.
     """
-    return _read(folder, DescribedClasses).classes
+    return _read(folder, DescribedClasses)
 
 
 def _read(folder: Path, kind: type[_Kind]) -> _Kind:

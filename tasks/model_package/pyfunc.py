@@ -12,7 +12,10 @@ from .classifier import ImageClassifier, Prediction
 from .description import TOP_K
 
 NO_INDEX = -1
-"""Index of UNSURE and of an error."""
+"""Index of UNKNOWN, UNSURE and an error."""
+
+NO_SCORE = -1.0
+"""Score of an error, and of a model without thresholds."""
 
 BATCH_SIZE = 64
 """Images per batch: the pixels and features of the 10,000 rows that Spark gives at once need gigabytes."""
@@ -22,7 +25,7 @@ class ImageModel:
     """Model from a column `content` of encoded images to the columns of a prediction.
 
     No value is missing, since `mlflow.pyfunc.spark_udf` writes None as a text and refuses it as a number. In place of
-    None, label and error are empty, the index is NO_INDEX and the probability is 0.
+    None, label and error are empty, the index is NO_INDEX, the probability is 0 and the score is NO_SCORE.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +36,7 @@ class ImageModel:
 
         Args:
             model_input: Column `content` with images as bytes, or as base64 text as in a request over HTTP.
-            params: `top_k` and `min_probability` of `ImageClassifier.predict`.
+            params: `top_k`, `min_probability` and `unknown_rate` of `ImageClassifier.predict`.
 
         Raises:
             ValueError: A text is not base64, or a parameter is out of range.
@@ -42,10 +45,11 @@ class ImageModel:
         given = params or {}
         contents = [_content(value, place) for place, value in enumerate(model_input["content"])]
         top_k, min_probability = int(given.get("top_k", TOP_K)), float(given.get("min_probability", 0))
+        settings = top_k, min_probability, float(given.get("unknown_rate", 0))
         predictions = [
             found
             for first in range(0, max(1, len(contents)), BATCH_SIZE)
-            for found in self._classifier.predict(contents[first : first + BATCH_SIZE], top_k, min_probability)
+            for found in self._classifier.predict(contents[first : first + BATCH_SIZE], *settings)
         ]
         return pd.DataFrame([_row(found) for found in predictions], columns=list(_row(Prediction(error=""))))
 
@@ -58,6 +62,7 @@ def _row(found: Prediction) -> dict[str, object]:
         "top_labels": list(found.top_labels),
         "top_probabilities": list(found.top_probabilities),
         "error": found.error or "",
+        "unknown_score": NO_SCORE if found.unknown_score is None else found.unknown_score,
     }
 
 

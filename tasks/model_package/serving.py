@@ -1,4 +1,4 @@
-"""The serving form of a network: folded, in the precision of inference, with calibrated probabilities.
+"""The serving form of a network: folded, in the precision of inference, with calibrated probabilities and a score.
 
 Batch norms and activations are folded into the preceding convolutions.
 """
@@ -190,6 +190,29 @@ def serving_network(network: ImageNetwork, precision: Precision, temperature: fl
     served.temperature = temperature
     served.pixels_per_pass = PIXELS_PER_PASS
     return served
+
+
+GAMMA, MAX_CLASSES = 0.1, 100
+"""Exponent of the score of images of no class, and the number of most probable classes in it."""
+
+
+def unknown_scores(logits_BK: torch.Tensor) -> torch.Tensor:
+    """Return scores of images of no class, float64 (B,): 0 if a class has all the probability, 1 if all have the same.
+
+    The score is the generalized entropy of Liu, Lochman and Zach, "GEN: Pushing the Limits of Softmax-Based
+    Out-of-Distribution Detection", CVPR 2023, with their exponent and number of classes. It needs logits only, so any
+    network has it, whichever layers were trained. LOG.md of the benchmarks has distances of features beside it.
+
+    Args:
+        logits_BK: Logits of at least two classes, before the temperature divides them: it is fitted together with the
+            thresholds, and the score orders images about as well with it.
+    """
+    num = min(MAX_CLASSES, logits_BK.shape[1])
+    probabilities_BM = torch.softmax(logits_BK.double(), dim=1).topk(num, dim=1).values
+    sums_B = (probabilities_BM * (1 - probabilities_BM)).pow(GAMMA).sum(dim=1)
+    largest = num * (1 / num * (1 - 1 / num)) ** GAMMA
+    scores_B: torch.Tensor = (sums_B / largest).clamp(max=1)  # Rounding may lift it above.
+    return scores_B
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -42,6 +42,7 @@ ANSWERS_ARROW = pa.schema(
         ("path", pa.string()),
         ("predicted", pa.string()),
         ("probability", pa.float64()),
+        ("unknown_score", pa.float64()),
         ("error", pa.string()),
         ("label", pa.string()),
         ("split", pa.string()),
@@ -59,7 +60,7 @@ FILE_ANSWERS_ARROW = pa.schema([field for field in ANSWERS_ARROW if field.name n
 """Columns of the answers for files in no table of images, which have neither label nor split."""
 
 PREDICTED_ARROW = columns_of(
-    PREDICTIONS_ARROW, "sha256", "model_version", "label", "probability", "error", "predicted_at"
+    PREDICTIONS_ARROW, "sha256", "model_version", "label", "probability", "unknown_score", "error", "predicted_at"
 )
 LEDGER_ARROW = columns_of(FILES_ARROW, "path", "label", "split", "sha256", "outcome", "reason", "detail")
 NAMED_ARROW = columns_of(INPUTS_ARROW, "source", "path", "sha256", "error")
@@ -87,8 +88,8 @@ FILES_OF_SOURCE = "CREATE VIEW files AS SELECT path, sha256, NULL AS label, NULL
 
 ANSWERS = f"""
 CREATE VIEW answers AS
-SELECT path, p.label AS predicted, probability, coalesce(f.error, p.error) AS error, f.label, f.split, f.sha256,
-    model_version, predicted_at
+SELECT path, p.label AS predicted, probability, unknown_score, coalesce(f.error, p.error) AS error, f.label, f.split,
+    f.sha256, model_version, predicted_at
 FROM (SELECT *, {KEYS} FROM files) f LEFT JOIN (SELECT *, {KEYS} FROM predicted) p
     ON f.one = p.one AND f.two = p.two AND f.sha256 IS NOT NULL
 """  # noqa: S608  # constants

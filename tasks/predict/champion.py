@@ -168,7 +168,7 @@ def known_classes(model: ModelRef | RunRef, storage: Storage) -> tuple[str, ...]
         else:
             fetch_registered(storage, model, limits, folder)
         with translate_invalid():
-            return read_classes(folder)
+            return read_classes(folder).classes
 
 
 @contextmanager

@@ -125,6 +125,8 @@ def predict_held_out(
         # Here also for Spark, on whose workers a damaged file would fail a job.
         classifier = load_registered(model, storage)
         check_settings(predict, classifier.classes)
+        if classifier.unknown_thresholds is None:  # A model of an earlier release is compared all the same.
+            predict = predict.model_copy(update={"unknown_rate": 0.0})
         if spark is None:
             if new.num_rows:
                 rows = _predicted(classifier, model, table, new, predict)
@@ -202,7 +204,8 @@ def _predicted(
                 digests.append(wanted.pop(sha256))
                 images[sha256] = content
         if images:
-            found = classifier.predict(list(images.values()), predict.top_k, predict.min_probability)
+            given = predict.top_k, predict.min_probability, predict.unknown_rate
+            found = classifier.predict(list(images.values()), *given)
             columns: pd.DataFrame = prediction_columns(found, classifier.precision)
             columns = columns.assign(
                 sha256=list(images),

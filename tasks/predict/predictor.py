@@ -20,8 +20,7 @@ def predict_batches(
     batches: Iterator[pd.Series],
     package: str,
     size: int,
-    top_k: int,
-    min_probability: float,
+    settings: tuple[int, float, float],
     num_threads: int | None,
     count: WorkerCount,
 ) -> Iterator[pd.DataFrame]:
@@ -31,8 +30,7 @@ def predict_batches(
         batches: The images.
         package: Name of the folder into which executors unpacked the model package.
         size: Number of images that are predicted at once.
-        top_k: As `ImageClassifier.predict`.
-        min_probability: Likewise.
+        settings: `top_k`, `min_probability` and `unknown_rate` of `ImageClassifier.predict`.
         num_threads: Number of compute threads; None for the cores that Spark reserves for the task.
         count: Counter of the task's images.
 
@@ -49,7 +47,7 @@ def predict_batches(
         found = [
             prediction
             for begin in range(0, len(images), size)
-            for prediction in model.predict(images[begin : begin + size], top_k, min_probability)
+            for prediction in model.predict(images[begin : begin + size], *settings)
         ]
         count.add(len(contents))
         yield prediction_columns(found, model.precision)
@@ -81,6 +79,7 @@ def prediction_columns(predictions: Sequence[Prediction], precision: str) -> pd.
             "top_labels": [list(found.top_labels) for found in predictions],
             "top_probabilities": [list(found.top_probabilities) for found in predictions],
             "precision": precision,
+            "unknown_score": [found.unknown_score for found in predictions],
         }
     )
 

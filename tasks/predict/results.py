@@ -63,7 +63,7 @@ class _Shown:
             FailedFile(path=row["path"] or row["sha256"], error=row["error"])
             for row in bad.slice(0, NUM_FAILED - len(self.failed)).to_pylist()
         ]
-        names = ["sha256", "path", "predicted", "probability"]
+        names = ["sha256", "path", "predicted", "probability", "unknown_score"]
         rows = pa.Table.from_batches([answers.filter(pc.is_valid(answers["probability"])).select(names)])
         rows = pa.concat_tables([pa.Table.from_pylist(self.least, rows.schema), rows])
         images = rows.group_by("sha256").aggregate([(name, "min") for name in names[1:]]).rename_columns(names)
@@ -103,6 +103,7 @@ def write_results(rows: AnswerRows, file: Path, contents: Contents, storage: Sto
             path=row["path"] or row["sha256"],
             label=row["predicted"],
             probability=row["probability"],
+            unknown_score=row["unknown_score"],
             thumbnail=thumbnail(found.get(row["sha256"])),
         )
         for row in shown.least

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput, join_names
-from tasks.model_package.description import FILE_LIMITS, check_unsure, read_classes
+from tasks.model_package.description import FILE_LIMITS, check_unknown, check_unsure, read_classes
 from tasks.predict.champion import NUM_NAMED, translate_invalid
 from tasks.refs import ModelRef, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS
@@ -104,7 +104,8 @@ def make_predictor(
         ended: Accumulator of the tasks that ended.
     """
     driver = os.getpid()
-    settings = package, predict.batch_size, predict.top_k, predict.min_probability, num_threads
+    given = predict.top_k, predict.min_probability, predict.unknown_rate
+    settings = package, predict.batch_size, given, num_threads
 
     def predict_on_worker(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
         from tasks.predict.predictor import predict_batches  # torch: seconds
@@ -129,16 +130,20 @@ def prediction_rows(predicted: DataFrame, model: ModelRef) -> DataFrame:
     return delta.with_schema(rows, PREDICTIONS)
 
 
-def check_settings(predict: PredictConfig, classes: Collection[str]) -> None:
-    """Check that a model with these classes can predict with the settings.
+def check_settings(predict: PredictConfig, classes: Collection[str], thresholds: Sequence[float] | None = ()) -> None:
+    """Check that a model with these classes and thresholds can predict with the settings.
 
     Raises:
-        WrongInput: `predict.min_probability` needs a label that is a class of the model.
+        WrongInput: `predict.min_probability` or `predict.unknown_rate` needs a label that is a class of the model, or
+            as `check_unknown`.
     """
+    setting = "predict.min_probability"
     try:
         check_unsure(predict.min_probability, classes)
+        setting = "predict.unknown_rate"
+        check_unknown(predict.unknown_rate, classes, thresholds)
     except ValueError as error:
-        raise WrongInput.complete(f"predict.{error}", setting="predict.min_probability", way_out="give 0") from None
+        raise WrongInput.complete(f"predict.{error}", setting=setting, way_out="give 0") from None
 
 
 def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict: PredictConfig) -> SentModel:
@@ -152,15 +157,15 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
     with TemporaryDirectory(prefix="lakevision-model-") as scratch:
         with translate_invalid():
             folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / name)
-            classes = read_classes(folder)
-        check_settings(predict, classes)
+            described = read_classes(folder)
+        check_settings(predict, described.classes, described.unknown_thresholds)
         master = str(spark.sparkContext.master)
         if is_in_driver(master):
             # Where workers look for it. As an archive, a task that runs meanwhile would unpack it there as well.
             shutil.copytree(folder, Path(SparkFiles.getRootDirectory()) / name)
         else:
             _add_archive(spark, folder)
-    return SentModel(name, model, classes)
+    return SentModel(name, model, described.classes)
 
 
 def unlearned_labels(labels: Iterable[str], classes: Collection[str]) -> set[str]:

@@ -40,11 +40,12 @@ def answers_markdown(report: PredictReport | StreamReport) -> str:
                 f"![]({image.thumbnail})" if image.thumbnail else "",
                 markdown_text(image.label),
                 f"{image.probability:.4f}",
+                "" if image.unknown_score is None else f"{image.unknown_score:.4f}",
                 markdown_text(image.path),
             ]
             for image in report.least_confident
         ]
-        parts += ["## Least sure", markdown_table(["image", "label", "probability", "file"], rows)]
+        parts += ["## Least sure", markdown_table(["image", "label", "probability", "unknown score", "file"], rows)]
     if report.failed:
         rows = [[markdown_text(file.path), markdown_text(file.error)] for file in report.failed[:NUM_FAILED_SHOWN]]
         parts += [_failed_title(report, "## "), markdown_table(["file", "error"], rows)]

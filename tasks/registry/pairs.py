@@ -48,7 +48,7 @@ JOIN champion_judged AS champion USING (sha256, content_sha256)
 WHERE NOT by_challenger AND NOT by_champion
 GROUP BY ALL ORDER BY ALL
 """
-"""Numbers of test images by label and by the most probable class, which `unsure` in the column `label` may hide.
+"""Numbers of test images by label and by the most probable class, which the column `label` may hide.
 
 Both models have predicted the same bytes of each image, those of the table. Names of classes are compared in the
 composed form of Unicode: models of older releases have that of their source.

@@ -13,7 +13,7 @@ from unicodedata import combining, east_asian_width
 import numpy as np
 import torch
 
-from tasks.metrics.calibration import NUM_BINS, Calibration
+from tasks.metrics.calibration import NUM_BINS, Calibration, Scores
 from tasks.metrics.evaluate import EpochMetrics
 from tasks.metrics.mistakes import Mistake
 
@@ -120,6 +120,23 @@ def draw_calibration(calibration: Calibration) -> "Figure":
     lower.set(xlabel="probability of the predicted class", ylabel="images")
     lower.yaxis.get_major_locator().set_params(integer=True, nbins=4)
     _tidy(upper, lower)
+    return figure
+
+
+def draw_unknown(val: Scores, test: Scores) -> "Figure":
+    """Draw the fraction of the images of two splits with a score of `unknown` above each threshold."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for split, scores, colour in (("val", val, VAL_COLOUR), ("test", test, TRAIN_COLOUR)):
+        if num := len(scores.ascending):
+            label = f"{split}, {num} images"
+            axes.ecdf(scores.ascending.numpy(), complementary=True, compress=True, color=colour, label=label)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="threshold of unknown_score", ylabel="images above it: false alarms")
+    axes.set_title("images of the classes that are called unknown", fontsize=11)
+    axes.legend(frameon=False, fontsize=9)
+    _tidy(axes)
     return figure
 
 

@@ -20,9 +20,9 @@ from tasks.config.recipe import FineTuningPlan, lower_is_better, monitored, phas
 from tasks.config.train import TrainConfig
 from tasks.errors import join_names
 from tasks.interval import wilson_interval
-from tasks.metrics.calibration import NUM_BINS
+from tasks.metrics.calibration import NUM_BINS, Scores
 from tasks.metrics.evaluate import DetailedEvaluation, EpochMetrics, PrecisionDifference
-from tasks.model_package.description import Precision
+from tasks.model_package.description import RATES, Precision
 from tasks.refs import TRAIN, CacheRef
 from tasks.storage import Storage
 from tasks.text.markup import markdown_code, markdown_fence, markdown_table, markdown_text
@@ -59,6 +59,8 @@ class TrainingFacts:
     """Precision in which the model is served."""
     temperature: float
     """Divisor of the logits, fitted on the split `val`."""
+    scores: Scores
+    """Images of the split `val` by their score of `unknown`."""
     difference: PrecisionDifference | None = None
     """Difference between predictions in the serving precision and in float32; None if that is the precision."""
     plan: FineTuningPlan | None = None
@@ -94,6 +96,7 @@ def model_card(
         "\n\n".join([_results(facts), *([markdown_text(note)] if note else [])]),
         _weakest(facts, train_counts),
         _limits(facts, train_counts),
+        _unknown(facts),
         _data(facts),
         _training(facts),
         _reproduction(facts, run_id, code_version, storage),
@@ -190,7 +193,8 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
     names = join_names([markdown_text(name) for name in classes[:NUM_LISTED_CLASSES]], len(classes))
     fewest, most = (chosen(range(len(classes)), key=train_counts.__getitem__) for chosen in (min, max))
     points = [
-        f"It distinguishes these classes: {names}. Every image is assigned to one of them, even if it shows none.",
+        f"It distinguishes these classes: {names}. Every image is assigned to one of them, even if it shows "
+        "none, unless `predict.unknown_rate` is set.",
         f"Every image is scaled to fit {size} x {size} pixels before inference.",
         "It was evaluated on images from its training source; its accuracy on images from other sources is unknown.",
         f"The class with the fewest training images is {markdown_text(classes[fewest])} ({train_counts[fewest]}), "
@@ -206,6 +210,30 @@ def _limits(facts: TrainingFacts, train_counts: Sequence[int]) -> str:
             f"{join_names(few[:NUM_LISTED_CLASSES], len(few))}."
         )
     return "## Intended use and limits\n\n" + "\n".join(f"- {point}" for point in points)
+
+
+def _unknown(facts: TrainingFacts) -> str:
+    """Return the curve of false alarms: thresholds of the label `unknown`, and the images of the classes above them."""
+    val, test, title = facts.scores, facts.test.scores, "## Images of no class"
+    if (thresholds := val.thresholds()) is None:
+        return f"{title}\n\nThe split `val` has no images to fit thresholds on, so the model has no `unknown_score`."
+    rows = [
+        [f"{rate:g}", f"{threshold:.4f}", *(f"{split.share_above(threshold):.4f}" for split in (val, test))]
+        for rate, threshold in zip(RATES, thresholds, strict=True)
+    ]
+    return "\n\n".join(
+        [
+            title,
+            "The `unknown_score` of an image is the generalized entropy of its probabilities (Liu et al. 2023): 0 if "
+            "one class has all of the probability, 1 if all classes have the same. With `predict.unknown_rate`, images "
+            "above the threshold of this false-alarm rate get the label `unknown`. The thresholds were fitted on the "
+            f"{len(val.ascending)} images of the split `val`. No image is above a threshold of 1: the images were too "
+            "few for the rate.",
+            markdown_table(["unknown_rate", "threshold", "false alarms, val", "false alarms, test"], rows),
+            "A false alarm is an image of the classes above the threshold. The fraction of images of no class above it "
+            "was not measured: the run has none.",
+        ]
+    )
 
 
 def _data(facts: TrainingFacts) -> str:

@@ -19,6 +19,7 @@ from tasks.report import (
     MISTAKES_FILE,
     MISTAKES_TABLE,
     MODEL_CARD_FILE,
+    UNKNOWN_FILE,
 )
 from tasks.report.figures import (
     draw_calibration,
@@ -26,6 +27,7 @@ from tasks.report.figures import (
     draw_confusion,
     draw_learning_curves,
     draw_mistakes,
+    draw_unknown,
     images_per_class,
 )
 from tasks.report.fonts import drawn_with_fonts
@@ -103,6 +105,7 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
     with drawn_with_fonts([*classes, *names]) as lacking:
         run.log_figure(draw_confusion(test.confusion_KK, classes), CONFUSION_FILE)
         run.log_figure(draw_calibration(test.calibration), CALIBRATION_FILE)
+        run.log_figure(draw_unknown(facts.scores, test.scores), UNKNOWN_FILE)
         run.log_figure(draw_learning_curves(facts.history, facts.best_epoch), LEARNING_CURVES_FILE)
         sample = sample_classes(facts.cache.url, facts.manifest, TRAIN, images_per_class(len(classes)))
         run.log_figure(draw_classes(sample, classes), IMAGES_FILE)

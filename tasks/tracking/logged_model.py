@@ -35,9 +35,15 @@ SIGNATURE = ModelSignature(
             ColSpec(Array(DataType.string), "top_labels"),
             ColSpec(Array(DataType.double), "top_probabilities"),
             ColSpec(DataType.string, "error"),
+            ColSpec(DataType.double, "unknown_score"),
         ]
     ),
-    params=ParamSchema([ParamSpec("top_k", DataType.long, TOP_K), ParamSpec("min_probability", DataType.double, 0.0)]),
+    params=ParamSchema(
+        [
+            ParamSpec("top_k", DataType.long, TOP_K),
+            *(ParamSpec(name, DataType.double, 0.0) for name in ("min_probability", "unknown_rate")),
+        ]
+    ),
 )
 
 

@@ -312,6 +312,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         test=test,
         precision=served.precision,
         temperature=served.temperature,
+        scores=served.scores,
         difference=served.difference,
         source=source_of(manifest.table),
         resumed_with_changes=progress.tags.get(RESUMED_WITH_CHANGES_TAG),
@@ -328,6 +329,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
             precision=served.precision,
             temperature=served.temperature,
             decoding=manifest.decoding,
+            unknown_thresholds=served.scores.thresholds(),
         )
         run.log_model(Path(scratch))
     logger.info("best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy)

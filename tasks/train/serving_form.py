@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks.metrics.calibration import TemperatureSums
+from tasks.metrics.calibration import Scores, ScoreSums, TemperatureSums
 from tasks.metrics.evaluate import (
     DetailedEvaluation,
     PrecisionDifference,
@@ -26,6 +26,8 @@ class ServingEvaluation:
     precision: Precision
     temperature: float
     """Divisor of the logits, fitted on the split `val`."""
+    scores: Scores
+    """Images of the split `val` by their score, from which the thresholds of the label `unknown` follow."""
     evaluation: DetailedEvaluation
     """Metrics on the split `test` in the serving form."""
     difference: PrecisionDifference | None
@@ -33,7 +35,9 @@ class ServingEvaluation:
 
 
 def evaluate_serving_form(context: TrainingContext) -> ServingEvaluation:
-    """Fit the temperature on `val`, and evaluate the network on `test` as inference uses it; a collective operation.
+    """Fit temperature and scores on `val`, and evaluate the network on `test` as inference uses it.
+
+    It is a collective operation.
 
     The serving precision is that of the training run: bfloat16 where the device computes in it and `train.precision`
     does not forbid it.
@@ -41,11 +45,12 @@ def evaluate_serving_form(context: TrainingContext) -> ServingEvaluation:
     precision: Precision = "bfloat16" if context.precision is torch.bfloat16 else "float32"
     reducer, device = context.reducer, context.device
     uncalibrated = serving_network(context.classifier, precision, temperature=1)
-    sums = TemperatureSums(device)
+    sums, score_sums = TemperatureSums(device), ScoreSums(device)
     with torch.inference_mode():
         for _batch, labels_B, logits_BK in logits_of(uncalibrated, context.images(VAL, BATCH), device):
             sums.add(labels_B, logits_BK)
-    temperature = sums.reduce(reducer)
+            score_sums.add(logits_BK)
+    temperature, scores = sums.reduce(reducer), score_sums.reduce(reducer)
     served = serving_network(uncalibrated, precision, temperature)
     images = context.images(TEST, BATCH)
     evaluation = evaluate_in_detail(served, images, len(context.manifest.classes), device, reducer, temperature)
@@ -53,4 +58,4 @@ def evaluate_serving_form(context: TrainingContext) -> ServingEvaluation:
     if precision != "float32":
         exact = serving_network(uncalibrated, "float32", temperature)
         difference = compare_precisions(served, exact, images, device, reducer)
-    return ServingEvaluation(precision, temperature, evaluation, difference)
+    return ServingEvaluation(precision, temperature, scores, evaluation, difference)

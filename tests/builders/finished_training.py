@@ -6,7 +6,7 @@ import torch
 
 from tasks.cache.manifest import open_cache
 from tasks.config.train import TrainConfig
-from tasks.metrics.calibration import Calibration
+from tasks.metrics.calibration import Calibration, Scores
 from tasks.metrics.evaluate import DetailedEvaluation, EpochMetrics, PrecisionDifference
 from tasks.metrics.mistakes import Mistake
 from tasks.model.pretrained import weights_digest
@@ -34,6 +34,11 @@ def history_of(num_epochs: int) -> list[EpochMetrics]:
     ]
 
 
+def scores_of(*scores: float) -> Scores:
+    """Return scores of images, given in ascending order."""
+    return Scores(torch.tensor(scores, dtype=torch.float64))
+
+
 def evaluation_of(
     confusion_KK: torch.Tensor = CONFUSION, mistakes: tuple[Mistake, ...] = MISTAKES
 ) -> DetailedEvaluation:
@@ -49,6 +54,7 @@ def evaluation_of(
         0.45,
         calibration=Calibration(counts, correct, 0.9 * counts),
         uncalibrated=Calibration(before[0], before[1], 0.95 * before[0]),
+        scores=scores_of(0.1, 0.2, 0.3, 0.95),
         mistakes=mistakes,
     )
 
@@ -69,6 +75,7 @@ def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
         "test": evaluation_of(),
         "precision": "bfloat16",
         "temperature": 1.25,
+        "scores": scores_of(*(number / 20 for number in range(19))),
         "difference": PrecisionDifference(images=12, mean=0.002, largest=0.01, changed_labels=1),
     }
     return TrainingFacts(**(given | changes))  # type: ignore[arg-type]  # a stand-in with the attributes that are used

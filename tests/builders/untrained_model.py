@@ -36,6 +36,7 @@ def log_run(
     *,
     finite: bool = True,
     decoding: Decoding = AS_BEFORE,
+    unknown_thresholds: tuple[float, ...] | None = None,
 ) -> RunRef:
     """Log a run as training does, on the table `images` if it exists; both accuracies are equal by default.
 
@@ -48,7 +49,8 @@ def log_run(
         for parameter in classifier.parameters():
             torch.nn.init.constant_(parameter, torch.nan)
     folder = tmp_path / f"classifier-{seed}"
-    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), classes, image_size, decoding=decoding)
+    given = {"decoding": decoding, "unknown_thresholds": unknown_thresholds}
+    save_classifier(folder, "squeezenet1_1", classifier.state_dict(), classes, image_size, **given)
     if table is None:
         found = newest_snapshot(None, storage.table("images"))
         table = PHOTOS if found is None else found.table

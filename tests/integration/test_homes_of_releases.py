@@ -89,6 +89,7 @@ def check_home(home: Path) -> None:
     again = f"{storage.tables}/again/predictions"
     assert predict(storage, champion.name, table=storage.table("images"), predictions=again).predicted == 37
     assert rows(again, "sha256", "label") == facts["labels"]
+    assert {row["unknown_score"] for row in rows(again, "unknown_score")} == {None}
 
     # New images of the classes are images of these classes.
     for label, colour in CLASSES.items():
@@ -105,7 +106,9 @@ def check_home(home: Path) -> None:
     assert (model.decoding, open_cache(cache).decoding) == (AS_BEFORE, AS_BEFORE)
     (expected,) = model.predict([encoded(decode_image(deep, decoding=AS_BEFORE))])
     for name in ("predictions", "stream/predictions", "folder/predictions"):
-        found = {row["sha256"]: row for row in rows(f"{storage.tables}/{name}", "sha256", "probability", "error")}
+        columns = ("sha256", "probability", "error", "unknown_score")
+        found = {row["sha256"]: row for row in rows(f"{storage.tables}/{name}", *columns)}
+        assert {row["unknown_score"] for row in found.values()} == {None}, name
         assert found[hashlib.sha256(deep).hexdigest()]["error"] is None, name
         assert found[hashlib.sha256(deep).hexdigest()]["probability"] == pytest.approx(expected.probability, abs=1e-5)
     newer, is_built = materialize_cache(CACHE, report.images, storage, SparkConfig())

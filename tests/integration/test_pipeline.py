@@ -78,6 +78,9 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
         WrongInput, match="predict.min_probability is 0.6, but 'unsure' is a class of the model: give 0"
     ):
         pipeline(settings(storage, source, predict={"min_probability": 0.6}))
+    (source / "unsure").rename(source / "unknown")
+    with pytest.raises(WrongInput, match="predict.unknown_rate is 0.1, but 'unknown' is a class of the model: give 0"):
+        pipeline(settings(storage, source, predict={"unknown_rate": 0.1}))
     assert [snapshots.latest(None, storage.table(name)).version for name in names] == versions
     assert sorted(Path(storage.cache).iterdir()) == caches
 

@@ -20,7 +20,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
-from tasks.model_package.description import FILE_LIMITS
+from tasks.model_package.description import FILE_LIMITS, RATES
 from tasks.predict import batch, scoring
 from tasks.predict.answers import champion_answers
 from tasks.predict.batch import predict_batch
@@ -178,7 +178,7 @@ def test_table_of_release_0_1_gets_the_new_columns(spark, prepared, storage, tmp
         row = rows[expected["sha256"]]
         assert (row["label"], row["probability"]) == (expected["label"], pytest.approx(expected["probability"]))
         if expected["sha256"] in kept:
-            assert [row[name] for name in ADDED_TO_PREDICTIONS] == [None] * 5
+            assert [row[name] for name in ADDED_TO_PREDICTIONS] == [None] * 6
         else:
             assert row["top_labels"][0] == row["label"]
             assert (row["index"], row["precision"]) == (sorted(row["top_labels"]).index(row["label"]), "float32")
@@ -277,6 +277,24 @@ def test_class_named_unsure_allows_no_minimum_probability(spark, source, storage
         predict(storage, "photos", table=storage.table("images"), min_probability=0.5)
     assert refused.value.setting == "predict.min_probability"
     assert newest_snapshot(None, storage.table("predictions")) is None
+
+
+def test_rate_that_the_model_cannot_use_ends_the_run(spark, source, storage, tmp_path):
+    """A class is named `unknown`, or the model is of an earlier release: the run ends before images are predicted."""
+    commit_images(storage.table("images"), [("a", b"no image", "red")])
+    thresholds = tuple(1 - rate for rate in RATES)
+    classes = ("blue", "green", "unknown")
+    named = log_run(storage, tmp_path, seed=1, accuracy=0.5, classes=classes, unknown_thresholds=thresholds)
+    for run, name, reason in (
+        (named, "named", "but 'unknown' is a class of the model: give 0"),
+        (log_run(storage, tmp_path, seed=2, accuracy=0.5), "early", "but the model has no thresholds"),
+    ):
+        promote([run], storage, name)
+        with pytest.raises(WrongInput, match=rf"predict\.unknown_rate is 0\.05, {reason}") as refused:
+            predict(storage, name, table=storage.table("images"), unknown_rate=0.05)
+        assert refused.value.setting == "predict.unknown_rate"
+    assert newest_snapshot(None, storage.table("predictions")) is None
+    assert predict(storage, "named", table=storage.table("images")).predicted == 1
 
 
 def test_predictions_table_of_another_form_is_refused_before_images_are_predicted(

@@ -27,7 +27,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import AccessDenied, WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
-from tasks.model_package.description import FILE_LIMITS, NEWEST
+from tasks.model_package.description import FILE_LIMITS, NEWEST, RATES
 from tasks.orchestration.stage import StageLog
 from tasks.predict import evaluation
 from tasks.predict.champion import check_model
@@ -181,7 +181,10 @@ def predicted_rows(storage) -> list[dict]:
 
 
 def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_path):
-    """At each model's image size, without the images that the champion was trained on; the rows are the evidence."""
+    """At each model's image size, without the images that the champion was trained on; the rows are the evidence.
+
+    A champion of an earlier release has no thresholds for the label `unknown`, and is compared all the same.
+    """
     older = write_images(storage, source, ["train"] * 6 + ["test"] * 10 + ["val"] * 14)
     newer = write_images(storage, source, ["test"] * 16 + ["train"] * 12 + ["val"] * 2)
     images = deltalake.DeltaTable(newer.path).to_pyarrow_table().to_pylist()[:16]
@@ -191,7 +194,7 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     assert (pins.shown, pins.versions) == (storage.tracking, {older.version})
     assert newest_snapshot(None, newer.path).table == newer  # a pin makes no commit
     assert newest_snapshot(None, storage.table("predictions")) is None
-    run = log_run(storage, tmp_path, 2, 1.0, table=newer, content="newer")
+    run = log_run(storage, tmp_path, 2, 1.0, table=newer, content="newer", unknown_thresholds=len(RATES) * (0.0,))
     found = {
         seed: ImageClassifier.load(tmp_path / f"classifier-{seed}").predict([image["content"] for image in images], 2)
         for seed in (1, 2)
@@ -204,7 +207,7 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     any_figures = PromoteConfig(model_name=NAME, min_accuracy_gain=-1.0, max_recall_drop=1.0)
     never = any_figures.model_copy(update={"min_accuracy_gain": 1.0})
 
-    kept = promote_best([run], never, storage, predict=PredictConfig(top_k=2))
+    kept = promote_best([run], never, storage, predict=PredictConfig(top_k=2, unknown_rate=0.5))
 
     figures = kept.comparison
     assert (kept.outcome, kept.champion) == ("kept", before)
@@ -216,7 +219,9 @@ def test_gate_compares_the_predictions_of_the_same_images(source, storage, tmp_p
     rows = predicted_rows(storage)
     for version, seed in ((1, 1), (2, 2)):
         own = {row["sha256"]: row for row in rows if (row["model_name"], row["model_version"]) == (NAME, version)}
-        assert [own[image["sha256"]]["label"] for image in images] == [one.label for one in found[seed]]
+        labels = [one.label if seed == 1 else "unknown" for one in found[seed]]
+        assert [own[image["sha256"]]["label"] for image in images] == labels
+        assert [own[image["sha256"]]["unknown_score"] is None for image in images] == 16 * [seed == 1]
         assert [own[image["sha256"]]["top_labels"] for image in images] == [list(one.top_labels) for one in found[seed]]
         assert {row["precision"] for row in own.values()} == {"float32"}
     assert len(rows) == 32

@@ -26,7 +26,7 @@ from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import ImageClassifier, Prediction, save_classifier
-from tasks.model_package.description import Precision
+from tasks.model_package.description import RATES, Precision
 from tasks.model_package.serving import computes_bf16
 from tasks.predict.batch import predict_batch
 from tasks.refs import RunRef
@@ -35,12 +35,16 @@ from tasks.storage import Storage
 from tasks.tracking.tracked_run import tracked_run
 from tests.builders.image_bytes import deep_png, encoded, lossless_jpeg
 from tests.builders.processes import bare_environment
+from tests.builders.streams import stream
 
 NAME = "answers"
 CLASSES = ("ant", "bee", "cat", "dog")
 START_SECONDS = 120
 TOP_K, MIN_PROBABILITY = 3, 0.65
 """Some of the images are less probable than that, and some are more."""
+UNKNOWN_RATE, THRESHOLD = 0.05, 0.66
+"""Some of the images have a score above the threshold of this rate, and some do not."""
+SETTINGS = {"top_k": TOP_K, "min_probability": MIN_PROBABILITY, "unknown_rate": UNKNOWN_RATE}
 
 Row = dict[str, Any]
 
@@ -78,7 +82,9 @@ def log_model(storage: Storage, folder: Path, precision: Precision) -> RunRef:
         network.head.weight.normal_(std=0.6)
         for _step in range(30):
             network(torch.randint(0, 256, (8, 128, 128, 3), dtype=torch.uint8))
-    save_classifier(folder, "resnet18", network.state_dict(), CLASSES, 128, precision=precision, temperature=4)
+    thresholds = tuple(THRESHOLD if rate == UNKNOWN_RATE else 1.0 if rate < UNKNOWN_RATE else 0.0 for rate in RATES)
+    given: dict[str, Any] = {"precision": precision, "temperature": 4, "unknown_thresholds": thresholds}
+    save_classifier(folder, "resnet18", network.state_dict(), CLASSES, 128, **given)
     data = {"table": "", "version": 0, "table_id": "", "source": "", "content_digest": "x", "rows": {"test": 10}}
     with tracked_run(storage, "test", "key", {"cache": {"digest": "one"}, "data": data}, {}, None) as run:
         run.log_metrics({"test_accuracy": 0.9, "best_val_accuracy": 0.9}, step=0)
@@ -96,6 +102,7 @@ def plain_rows(frame: pd.DataFrame) -> list[Row]:
             "top_labels": list(row["top_labels"]),
             "top_probabilities": [float(value) for value in row["top_probabilities"]],
             "error": row["error"] or None,
+            "unknown_score": None if row["unknown_score"] < 0 else float(row["unknown_score"]),
         }
         for row in frame.to_dict("records")
     ]
@@ -111,32 +118,45 @@ def rows_of(predictions: list[Prediction]) -> list[Row]:
 
 def of_python(folder: Path) -> list[Row]:
     """Return the answers of a plain Python call."""
-    return rows_of(ImageClassifier.load(folder).predict(list(CONTENTS.values()), TOP_K, MIN_PROBABILITY))
+    return rows_of(ImageClassifier.load(folder).predict(list(CONTENTS.values()), **SETTINGS))
 
 
 def of_one_image_after_the_other(folder: Path) -> list[Row]:
     """Return the answers of Python calls with a single image each."""
     model = ImageClassifier.load(folder)
-    return rows_of([model.predict([content], TOP_K, MIN_PROBABILITY)[0] for content in CONTENTS.values()])
+    return rows_of([model.predict([content], **SETTINGS)[0] for content in CONTENTS.values()])
 
 
-def of_batch(spark: SparkSession, storage: Storage, tmp_path: Path) -> list[Row]:
-    """Return the answers of batch inference, as rows of the table of predictions."""
-    table = str(tmp_path / "contents")
-    frame = spark.createDataFrame(list(CONTENTS.items()), "sha256 string, content binary")
-    frame.repartition(3).write.format("delta").save(table)
-    settings = PredictConfig(table=table, batch_size=4, top_k=TOP_K, min_probability=MIN_PROBABILITY)
-    predict_batch(settings, PromoteConfig(model_name=NAME), storage, SparkConfig())
-    rows = {row["sha256"]: row for row in spark.read.format("delta").load(storage.table("predictions")).collect()}
-    names = ("label", "index", "probability", "top_labels", "top_probabilities", "error")
+def write_contents(spark: SparkSession, table: str) -> None:
+    """Write the images as a table that a stream can follow."""
+    frame = spark.createDataFrame(list(CONTENTS.items()), "sha256 string, content binary").repartition(3)
+    frame.write.format("delta").option("delta.enableChangeDataFeed", "true").save(table)
+
+
+def rows_in_table(spark: SparkSession, path: str) -> list[Row]:
+    """Return the answers in a table of predictions."""
+    rows = {row["sha256"]: row for row in spark.read.format("delta").load(path).collect()}
+    names = ("label", "index", "probability", "top_labels", "top_probabilities", "error", "unknown_score")
     return [{name: rows[key][name] for name in names} for key in CONTENTS]
+
+
+def of_batch(spark: SparkSession, storage: Storage, table: str) -> list[Row]:
+    """Return the answers of batch inference, as rows of the table of predictions."""
+    settings = PredictConfig(table=table, batch_size=4, **SETTINGS)
+    predict_batch(settings, PromoteConfig(model_name=NAME), storage, SparkConfig())
+    return rows_in_table(spark, storage.table("predictions"))
+
+
+def of_stream(spark: SparkSession, storage: Storage, table: str) -> list[Row]:
+    """Return the answers of a stream on the same table."""
+    path = storage.table("streamed")
+    stream(storage, NAME, table=table, predictions=path, **SETTINGS)
+    return rows_in_table(spark, path)
 
 
 def of_spark_udf(spark: SparkSession, uri: str) -> list[Row]:
     """Return the answers of the UDF that MLflow makes of the model."""
-    answer = mlflow.pyfunc.spark_udf(
-        spark, uri, env_manager="local", params={"top_k": TOP_K, "min_probability": MIN_PROBABILITY}
-    )
+    answer = mlflow.pyfunc.spark_udf(spark, uri, env_manager="local", params=SETTINGS)
     rows = [(number, content) for number, content in enumerate(CONTENTS.values())]
     frame = spark.createDataFrame(rows, "number int, content binary").repartition(2)
     found = frame.select("number", answer("content").alias("answer")).select("number", "answer.*").orderBy("number")
@@ -159,8 +179,7 @@ mlflow.set_tracking_uri({storage.tracking!r})
 model = mlflow.pyfunc.load_model({uri!r})
 with open({str(tmp_path / "contents.json")!r}) as file:
     contents = [base64.b64decode(text) for text in json.load(file)]
-params = {{"top_k": {TOP_K}, "min_probability": {MIN_PROBABILITY}}}
-found = model.predict(pd.DataFrame({{"content": contents}}), params=params)
+found = model.predict(pd.DataFrame({{"content": contents}}), params={SETTINGS})
 assert tasks.OURS == "another project"
 assert not [name for name in sys.modules if name.startswith(("tasks.", "prefect"))]
 print(found.to_json(orient="records"))
@@ -218,7 +237,7 @@ def ask(url: str, texts: list[str]) -> tuple[int, dict[str, Any]]:
     """Send base64 texts; return status and answer."""
     body = {
         "dataframe_split": {"columns": ["content"], "data": [[text] for text in texts]},
-        "params": {"top_k": TOP_K, "min_probability": MIN_PROBABILITY},
+        "params": SETTINGS,
     }
     response = httpx.post(url, json=body, timeout=60)
     return response.status_code, response.json()
@@ -247,7 +266,7 @@ def differences(found: list[Row], expected: list[Row]) -> list[str]:
     for name, one, other in zip(CONTENTS, found, expected, strict=True):
         for column, value in other.items():
             numbers = [value] if isinstance(value, float) else value
-            if column in ("probability", "top_probabilities") and numbers:
+            if column in ("probability", "top_probabilities", "unknown_score") and numbers:
                 given = [one[column]] if isinstance(value, float) else one[column]
                 same = all(math.isclose(a, b, abs_tol=1e-5) for a, b in zip(given, numbers, strict=True))
             else:
@@ -257,7 +276,7 @@ def differences(found: list[Row], expected: list[Row]) -> list[str]:
 
 
 def test_all_ways_give_the_same_answers(spark: SparkSession, storage: Storage, tmp_path: Path) -> None:
-    """Batch, Spark UDF, HTTP, a fresh process and Python calls agree on labels, probabilities and errors."""
+    """Batch, stream, Spark UDF, HTTP, a fresh process and Python calls agree on labels, numbers and errors."""
     precision: Precision = "bfloat16" if computes_bf16(torch.device("cpu")) else "float32"
     folder = tmp_path / "package"
     promote_best([log_model(storage, folder, precision)], PromoteConfig(model_name=NAME), storage)
@@ -266,16 +285,22 @@ def test_all_ways_give_the_same_answers(spark: SparkSession, storage: Storage, t
 
     expected = of_python(folder)
 
-    assert {row["label"] for row in expected} > {"unsure", None}
+    assert {row["label"] for row in expected} > {"unsure", "unknown", None}
+    # Unknown goes before unsure, which these images would be.
+    assert all(row["probability"] < MIN_PROBABILITY for row in expected if row["label"] == "unknown")
+    assert [row["unknown_score"] is None for row in expected] == [row["error"] is not None for row in expected]
     by_name = dict(zip(CONTENTS, expected, strict=True))
     for turned, upright in (("turned", "upright"), ("sixteen", "twelve")):
         found, wanted = (by_name[name]["top_probabilities"] for name in (turned, upright))
         assert np.allclose(found, wanted, rtol=1e-3), turned
     assert [name for name, row in by_name.items() if row["error"]] == ["unknown", "empty", "text", "cut"]
     assert {len(row["top_labels"]) for row in expected} == {0, TOP_K}
+    table = str(tmp_path / "contents")
+    write_contents(spark, table)
     answers = {
         "one by one": of_one_image_after_the_other(folder),
-        "batch": of_batch(spark, storage, tmp_path),
+        "batch": of_batch(spark, storage, table),
+        "stream": of_stream(spark, storage, table),
         "spark_udf": of_spark_udf(spark, uri),
         "fresh process": of_fresh_process(uri, storage, tmp_path),
         "http": of_http(uri, storage, tmp_path),

@@ -24,6 +24,7 @@ from tasks.errors import WrongInput
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model.device import choose_device
 from tasks.model_package.classifier import ImageClassifier
+from tasks.model_package.description import RATES
 from tasks.model_package.serving import serving_network
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
@@ -54,7 +55,11 @@ class Finished:
 
     def test_images(self) -> CacheLoader:
         """Return the loader of the split `test`."""
-        return CacheLoader(self.cache.url, open_cache(self.cache), "test", 8)
+        return self.images("test")
+
+    def images(self, split: str) -> CacheLoader:
+        """Return the loader of a split."""
+        return CacheLoader(self.cache.url, open_cache(self.cache), split, 8)
 
     def classifier(self) -> ImageClassifier:
         """Return the model that was logged."""
@@ -136,6 +141,7 @@ def test_report_of_a_run_agrees_with_its_model(finished, num_ranks):
     assert {
         "test_confusion.png",
         "test_calibration.png",
+        "unknown_scores.png",
         "learning_curves.png",
         "test_classes.json",
         "model_card.md",
@@ -147,6 +153,13 @@ def test_report_of_a_run_agrees_with_its_model(finished, num_ranks):
     alone = evaluate_in_detail(network, found.test_images(), 3, DEVICE, Reducer())
     metrics = run_metrics(storage, run)
     assert metrics["test_calibration_error"] == pytest.approx(alone.calibration.error, abs=1e-4)
+    val = evaluate_in_detail(network, found.images("val"), 3, DEVICE, Reducer(), metrics["temperature"]).scores
+    assert found.classifier().unknown_thresholds == pytest.approx(val.thresholds(), abs=3e-6)
+    test = evaluate_in_detail(network, found.test_images(), 3, DEVICE, Reducer(), metrics["temperature"]).scores
+    threshold = found.classifier().unknown_thresholds[RATES.index(0.5)]
+    card = read_artifact(storage, run, "model_card.md").decode()
+    shares = f"{val.share_above(threshold):.4f} | {test.share_above(threshold):.4f}"
+    assert f"| 0.5 | {threshold:.4f} | {shares} |" in card
     plain = evaluate_in_detail(serving_network(network, "float32", 1), found.test_images(), 3, DEVICE, Reducer())
     assert metrics["test_calibration_error_uncalibrated"] == pytest.approx(plain.calibration.error, abs=1e-4)
     assert alone.mistakes, "two epochs are too few for a model without mistakes"

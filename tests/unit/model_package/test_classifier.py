@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.classifier import ImageClassifier, Prediction, save_classifier
 from tasks.model_package.decode import decode_pixels
-from tasks.model_package.description import AS_BEFORE, DESCRIPTION_FILE, WEIGHTS_FILE, InvalidPackage
+from tasks.model_package.description import AS_BEFORE, DESCRIPTION_FILE, RATES, WEIGHTS_FILE, InvalidPackage
 from tasks.model_package.serving import PIXELS_PER_PASS, computes_bf16, serving_network
 
 CPU = torch.device("cpu")
@@ -134,6 +134,54 @@ def test_class_named_unsure_allows_no_minimum() -> None:
         model.predict([image(1)], min_probability=0.5)
 
 
+def with_thresholds(threshold: float, classes: tuple[str, ...] = CLASSES, temperature: float = 1.0) -> ImageClassifier:
+    """Return a classifier with 1 as the threshold of the first rate, and this one as that of the others."""
+    thresholds = (1.0, *(len(RATES) - 1) * [threshold])
+    return ImageClassifier(new_classifier(), classes, SIDE, CPU, temperature=temperature, unknown_thresholds=thresholds)
+
+
+def test_image_above_the_threshold_is_unknown() -> None:
+    """The label has no index, and goes before `unsure`; score, probability and classes stay as they are."""
+    plain = with_thresholds(0.0).predict([image(1), b""])
+    ((first, broken), score) = plain, plain[0].unknown_score
+    assert score is not None
+    assert 0 < score < 1
+    assert (first.label, broken.unknown_score) == (first.top_labels[0], None)
+
+    model = with_thresholds(score - 1e-6)
+    for min_probability in (0.0, 1.0):
+        assert model.predict([image(1), b""], 5, min_probability, 0.05) == [
+            replace(first, label="unknown", index=None),
+            broken,
+        ]
+    (below,) = model.predict([image(1)], 5, 1.0, RATES[0])
+    (equal,) = with_thresholds(score).predict([image(1)], 5, 0.0, 0.05)
+    assert (below.label, equal) == ("unsure", first)
+
+
+def test_score_does_not_depend_on_the_temperature(model: ImageClassifier) -> None:
+    """It is that of the logits before they are divided; a model without thresholds has none."""
+    images = [image(number) for number in range(4)]
+    one, two = ([found.unknown_score for found in with_thresholds(0.5, temperature=t).predict(images)] for t in (1, 4))
+
+    assert one == pytest.approx(two, abs=1e-6)
+    assert len(set(one)) == len(images)
+    assert [found.unknown_score for found in model.predict(images)] == 4 * [None]
+
+
+def test_rate_that_the_model_cannot_use_is_refused(model: ImageClassifier) -> None:
+    """The rate is in the model's table, the model has thresholds, and `unknown` is not a class."""
+    for rate in (0.0001, 0.6, -1.0):
+        with pytest.raises(ValueError, match=rf"unknown_rate is {rate}: give 0, or a rate from 0\.001 to 0\.5"):
+            with_thresholds(0.5).predict([image(1)], unknown_rate=rate)
+    with pytest.raises(ValueError, match=r"unknown_rate is 0\.05, but the model has no thresholds"):
+        model.predict([image(1)], unknown_rate=0.05)
+    named = with_thresholds(0.5, ("ant", "bee", "unknown"))
+    assert named.predict([image(1)])[0].label in named.classes
+    with pytest.raises(ValueError, match="but 'unknown' is a class of the model: give 0"):
+        named.predict([image(1)], unknown_rate=0.05)
+
+
 def test_temperature_changes_probabilities_but_not_labels() -> None:
     """The logits are divided by the temperature: 2 flattens the probabilities, the order stays."""
     plain, flat = (ImageClassifier(new_classifier(), CLASSES, SIDE, CPU, temperature=value) for value in (1.0, 2.0))
@@ -234,13 +282,16 @@ def test_saved_and_loaded_model_predicts_the_same(tmp_path: Path, name: str) -> 
     """A loaded model has the same weights, classes and image size, and exactly equal predictions."""
     classifier = new_classifier(name)
     contents = [image(number) for number in range(3)] + [b"bad"]
-    expected = ImageClassifier(classifier, CLASSES, 64, CPU).predict(contents)
+    thresholds = tuple(1 - rate for rate in RATES)
+    given: dict[str, Any] = {"temperature": 2.0, "unknown_thresholds": thresholds}
+    expected = ImageClassifier(classifier, CLASSES, 64, CPU, **given).predict(contents, unknown_rate=0.5)
 
-    save_classifier(tmp_path / "model", name, classifier.state_dict(), CLASSES, 64)
+    save_classifier(tmp_path / "model", name, classifier.state_dict(), CLASSES, 64, **given)
     loaded = ImageClassifier.load(tmp_path / "model", CPU)
 
-    assert (loaded.classes, loaded.image_size) == (CLASSES, 64)
-    assert loaded.predict(contents) == expected
+    assert (loaded.classes, loaded.image_size, loaded.unknown_thresholds) == (CLASSES, 64, thresholds)
+    assert loaded.predict(contents, unknown_rate=0.5) == expected
+    assert [found.unknown_score is None for found in expected] == [False, False, False, True]
 
 
 def test_saved_model_has_two_files(tmp_path: Path) -> None:
@@ -259,18 +310,27 @@ def test_saved_model_has_two_files(tmp_path: Path) -> None:
         "temperature": 1.0,
         "weights_sha256": hashlib.sha256((tmp_path / WEIGHTS_FILE).read_bytes()).hexdigest(),
         "decoding": {"version": 3, "sample_bits": None},
+        "unknown_thresholds": None,
     }
 
 
-def test_model_of_an_earlier_release_decodes_as_before(tmp_path: Path) -> None:
-    """A description without a decoding has the first version, and one of a later release is refused."""
-    save_classifier(tmp_path, MODEL, new_classifier().state_dict(), CLASSES, SIDE)
+def test_model_of_an_earlier_release_predicts_as_before(tmp_path: Path) -> None:
+    """A description without a decoding has the first version, and one of a later release is refused.
+
+    Without thresholds, predictions have no score, and are otherwise the same.
+    """
+    thresholds = tuple(1 - rate for rate in RATES)
+    save_classifier(tmp_path, MODEL, new_classifier().state_dict(), CLASSES, SIDE, unknown_thresholds=thresholds)
+    (expected,) = ImageClassifier.load(tmp_path, CPU).predict([image(1)])
+    assert expected.unknown_score is not None
     file = tmp_path / DESCRIPTION_FILE
     described = json.loads(file.read_text())
-    del described["decoding"]
+    del described["decoding"], described["unknown_thresholds"]
 
     file.write_text(json.dumps(described))
-    assert ImageClassifier.load(tmp_path, CPU).decoding == AS_BEFORE
+    earlier = ImageClassifier.load(tmp_path, CPU)
+    assert earlier.decoding == AS_BEFORE
+    assert earlier.predict([image(1)]) == [replace(expected, unknown_score=None)]
     file.write_text(json.dumps(described | {"decoding": {"version": 4, "sample_bits": None}}))
     with pytest.raises(InvalidPackage, match=r"\(decoding.version is 4: Input should be 1, 2 or 3\)"):
         ImageClassifier.load(tmp_path, CPU)

@@ -68,6 +68,9 @@ def folder(tmp_path: Path) -> Path:
         ({"temperature": 0}, "temperature is 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"weights_sha256": "../../x"}, "weights_sha256 is '../../x'"),
+        ({"unknown_thresholds": [0.5]}, r"unknown_thresholds is \[0.5\]: .* at least 14"),
+        ({"unknown_thresholds": [*13 * [0.5], 1.1]}, r"unknown_thresholds.13 is 1.1"),
+        ({"unknown_thresholds": [*13 * [0.5], float("nan")]}, r"unknown_thresholds.13 is nan"),
     ],
 )
 def test_invalid_description_is_refused(folder: Path, changes: dict[str, object], reason: str) -> None:

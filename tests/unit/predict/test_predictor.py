@@ -85,7 +85,7 @@ def test_gpus_of_a_broken_driver_are_not_used(
 
     monkeypatch.setattr("tasks.predict.predictor.load_once", load)
     batches = iter([pd.Series([b"no image"])])
-    (found,) = predict_batches(batches, "package", 8, 1, 0.0, 1, WorkerCount("predict", os.getpid(), None))
+    (found,) = predict_batches(batches, "package", 8, (1, 0.0, 0.0), 1, WorkerCount("predict", os.getpid(), None))
 
     assert devices == [expected]
     assert found["error"].notna().all()

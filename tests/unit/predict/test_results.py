@@ -46,10 +46,12 @@ def write(storage: Storage, name: str, schema: pa.Schema, rows: list[dict[str, A
     return latest(None, storage.table(name))
 
 
-def predicted(sha256: str, label: str | None, probability: float | None, error: str | None = None) -> dict[str, Any]:
+def predicted(
+    sha256: str, label: str | None, probability: float | None, error: str | None = None, score: float | None = None
+) -> dict[str, Any]:
     """Return a row of `predictions`."""
     key = {"sha256": sha256, "model_name": "photos", "model_version": 3, "predicted_at": NOON}
-    return key | {"label": label, "probability": probability, "error": error}
+    return key | {"label": label, "probability": probability, "error": error, "unknown_score": score}
 
 
 def results_of_source(
@@ -76,7 +78,7 @@ def test_csv_file_has_each_file_as_pandas_and_excel_read_it(storage: Storage, ca
     files = [{"path": name, "sha256": f"{place:02}"} for place, name in enumerate(HARD_NAMES)]
     files += [{"path": "broken.png", "sha256": "bb"}, {"path": "closed.png", "sha256": None, "error": "unreadable: no"}]
     files += [{"path": "new.png", "sha256": "new"}]
-    rows = [predicted(f"{place:02}", "=cmd|' /C calc'!A0", 0.25) for place in range(len(HARD_NAMES))]
+    rows = [predicted(f"{place:02}", "=cmd|' /C calc'!A0", 0.25, None, 0.75) for place in range(len(HARD_NAMES))]
     rows += [predicted("bb", None, None, "not_an_image: x")]
 
     report = results_of_source(storage, files, rows)
@@ -84,7 +86,7 @@ def test_csv_file_has_each_file_as_pandas_and_excel_read_it(storage: Storage, ca
     assert Path(report.csv) == Path(storage.home, "predictions.csv")
     assert Path(report.csv).read_bytes().startswith(BYTE_ORDER_MARK + b'"path","predicted",')
     table = pd.read_csv(report.csv)
-    assert list(table) == ["path", "predicted", "probability", "error", "sha256", "model"]
+    assert list(table) == ["path", "predicted", "probability", "unknown_score", "error", "sha256", "model"]
     expected = {name: f"'{name}" if name[0] in "=+-@\t\r\n\uff1d" else name for name in HARD_NAMES}
     assert set(table["path"]) == {*expected.values(), "broken.png", "closed.png", "new.png"}
     # The module csv reads it as Excel does: quoted line breaks belong to their cell.
@@ -95,6 +97,7 @@ def test_csv_file_has_each_file_as_pandas_and_excel_read_it(storage: Storage, ca
     by_path = {row["path"]: row for row in cells}
     assert by_path["007"]["predicted"] == "'=cmd|' /C calc'!A0"
     assert (by_path["007"]["probability"], by_path["007"]["model"]) == ("0.25", "photos version 3")
+    assert (by_path["007"]["unknown_score"], by_path["broken.png"]["unknown_score"]) == ("0.75", "")
     assert by_path["broken.png"]["error"] == "not_an_image: x"
     assert by_path["closed.png"]["error"] == "unreadable: no"
     assert by_path["new.png"]["error"] == "not predicted yet"
@@ -115,7 +118,7 @@ def test_least_sure_image_comes_first_with_a_thumbnail_and_once(storage: Storage
     source.mkdir()
     (source / "b.png").write_bytes(png(250, 10, 10))
     files = [{"path": f"{name}.png", "sha256": name[0]} for name in ("b", "b2", "c", *(f"d{n}" for n in range(5)))]
-    rows = [predicted("b", "cat", 0.4), predicted("c", "dog", 0.3), predicted("d", "dog", 0.9)]
+    rows = [predicted("b", "cat", 0.4), predicted("c", "dog", 0.3, None, 0.6), predicted("d", "dog", 0.9)]
 
     shown = results_of_source(storage, files, rows, source).least_confident
 
@@ -124,6 +127,7 @@ def test_least_sure_image_comes_first_with_a_thumbnail_and_once(storage: Storage
         ("b.png", "cat", 0.4),
         ("d0.png", "dog", 0.9),
     ]
+    assert [image.unknown_score for image in shown] == [0.6, None, None]
     assert [bool(image.thumbnail) for image in shown] == [False, True, False]
     kind, _, content = shown[1].thumbnail.partition(",")
     assert kind == "data:image/jpeg;base64"

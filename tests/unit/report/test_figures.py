@@ -18,10 +18,11 @@ from tasks.report.figures import (
     draw_confusion,
     draw_learning_curves,
     draw_mistakes,
+    draw_unknown,
     images_per_class,
     shorten,
 )
-from tests.builders.finished_training import history_of
+from tests.builders.finished_training import history_of, scores_of
 
 CLASSES = ("ant", "bee", "cat")
 CONFUSION = torch.tensor([[3, 1, 0], [1, 5, 0], [2, 0, 0]])
@@ -114,6 +115,17 @@ def test_reliability_diagram_has_one_bar_per_bin() -> None:
     assert [bar.get_height() for bar in lower.patches][14] == 4
     assert upper.lines[0].get_xdata().tolist() == pytest.approx([0.55, 0.975])
     assert upper.get_title() == f"expected calibration error {(0.9 + 0.45) / 5:.3f}"
+    assert texts_outside(figure) == []
+
+
+def test_curve_of_unknown_images_falls_with_the_threshold() -> None:
+    """Half of the images of `val` are above 0.5; a split without images has no line."""
+    figure = draw_unknown(scores_of(0.2, 0.8), scores_of())
+
+    (axes,) = figure.axes
+    (val,) = axes.lines
+    assert [*zip(val.get_xdata(), val.get_ydata(), strict=True)] == [(0.2, 1.0), (0.8, 0.5), (0.8, 0.0)]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["val, 2 images"]
     assert texts_outside(figure) == []
 
 

@@ -15,7 +15,7 @@ from tasks.config.train import TrainConfig, TrainRun
 from tasks.refs import CacheRef
 from tasks.report.model_card import TrainingFacts, model_card
 from tasks.storage import Storage, resolve_storage
-from tests.builders.finished_training import evaluation_of, facts_of
+from tests.builders.finished_training import evaluation_of, facts_of, scores_of
 
 COUNTS = [30, 40, 7]
 
@@ -70,6 +70,18 @@ def test_card_states_the_serving_form(cache: CacheRef) -> None:
     assert "differ by 0.0020 in the mean and by 0.0100 at most between the two, and 1 labels differ." in card
     exact = card_of(facts_of(cache, precision="float32", difference=None))
     assert "The model was tested, and is served, in float32." in exact
+
+
+def test_card_has_the_false_alarms_of_each_threshold(cache: CacheRef) -> None:
+    """19 images of `val` have a threshold from the rate 0.05 on; of four test images one is above it."""
+    card = card_of(facts_of(cache))
+
+    assert "The thresholds were fitted on the 19 images of the split `val`." in card
+    assert rows_of(card, "0.03") == ["0.03", "1.0000", "0.0000", "0.0000"]
+    assert rows_of(card, "0.05") == ["0.05", "0.9000", "0.0000", "0.2500"]
+    assert rows_of(card, "0.5") == ["0.5", "0.4500", "0.4737", "0.2500"]
+    assert card.index("## Intended use and limits") < card.index("## Images of no class") < card.index("## Data")
+    assert "so the model has no `unknown_score`." in card_of(facts_of(cache, scores=scores_of()))
 
 
 def test_weakest_classes_come_first_with_their_images_and_confusions(cache: CacheRef) -> None:

@@ -94,6 +94,7 @@ def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
     assert run.figures.keys() == {
         "test_confusion.png",
         "test_calibration.png",
+        "unknown_scores.png",
         "learning_curves.png",
         "test_mistakes.png",
         "train_images.png",
