@@ -1,4 +1,4 @@
-"""The whole DAG: etl, cache, train in one process, with ranks on the GPU pool, or both, promote, predict."""
+"""The whole DAG: etl, cache, verdict, train in one process, with ranks on the GPU pool, or both, promote, predict."""
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
@@ -14,6 +14,7 @@ from tasks.spark.session import keep_spark, release_memory_for_training
 from tasks.storage import resolve_storage
 from tasks.summary.summary import PipelineSummary
 from tasks.summary.task import summarize
+from tasks.verdict.task import give_verdict
 
 
 @dag_flow("pipeline")
@@ -28,6 +29,8 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
         run_stage(check_promotable, config.promote, storage, etl.images, cache)
         release_memory_for_training(config.spark)
+        own = config.single if config.trains_single else None
+        verdict = stages.run(give_verdict, config.train, cache, storage, own, config.ranks)
         single = distributed = None
         if config.trains_single:
             single = stages.run(train_single, config.train, cache, storage, config.single)
@@ -47,7 +50,8 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         )
         table = None if config.predict.table or config.predict.source else etl.images
         predictions = stages.run(predict_images, config.predict, config.promote, storage, config.spark, table, champion)
-    return summarize(storage, etl, cache, single, distributed, champion, predictions, stages.seconds, stages.skipped)
+    trained = (single, distributed)
+    return summarize(storage, etl, cache, verdict, *trained, champion, predictions, stages.seconds, stages.skipped)
 
 
 if __name__ == "__main__":

@@ -211,6 +211,50 @@ class GradientReport(Ref):
     batches: int
 
 
+class ClassOutlook(Ref):
+    """Worth of more images of a class, while those of the other classes grow alike."""
+
+    name: str
+    images: int
+    """Images of the class in the split `train`; a verdict is about as many more."""
+    accuracy: float
+    """Expected share of its images that are classified correctly (0-1)."""
+    gain: tuple[float, float, float]
+    """Expected increase of it with twice the images, and its 95 % interval."""
+
+
+class ConfusedPair(Ref):
+    """A class, and another class for which its images are taken."""
+
+    true: str
+    predicted: str
+    wrong: float
+    """Held-out images of the class that were taken for the other one, a mean over repeats."""
+    images: int
+    """Held-out images of the class."""
+    share: tuple[float, float, float]
+    """Their share (0-1), and its 95 % confidence interval."""
+
+
+class Verdict(Ref):
+    """Expected result of training a head, estimated from the features of its frozen backbone."""
+
+    line: str
+    """The verdict in a sentence, or why there is none."""
+    accuracy: float | None = None
+    """Expected test accuracy (0-1); None without a verdict."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of the accuracy that the test images will measure."""
+    worth_of_doubling: float | None = None
+    """Expected increase of the accuracy with twice the images."""
+    curve: tuple[tuple[int, float], ...] = Field((), repr=False)
+    """Numbers of training images, and the accuracy on held-out images that was measured after training on them."""
+    weakest: tuple[ClassOutlook, ...] = Field((), repr=False)
+    confused: tuple[ConfusedPair, ...] = Field((), repr=False)
+    fine_tuning_images_per_second: float | None = None
+    """Speed of training all layers here; None if a step does not fit into memory."""
+
+
 class MetricPair(Ref):
     """One metric of a run and of its repetition; None for a run that lacks it."""
 

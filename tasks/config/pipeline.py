@@ -1,4 +1,4 @@
-"""Parameters of the whole DAG."""
+"""Parameters of the whole DAG, and of its part before training."""
 
 from typing import Literal, Self
 
@@ -13,6 +13,17 @@ from tasks.config.run import TABLES, SparkRun
 from tasks.config.submitted import SingleConfig
 from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig
 from tasks.errors import WrongInput
+
+
+class VerdictRun(SparkRun):
+    """Parameters of the flow `verdict`."""
+
+    first_screen = SOURCE | NETWORK | IMAGE_SIZE | TABLES
+    required = REQUIRED_SOURCE
+
+    etl: EtlConfig = EtlConfig()
+    cache: CacheConfig = CacheConfig()
+    train: TrainConfig = TrainConfig()
 
 
 class PipelineConfig(SparkRun):

@@ -10,7 +10,7 @@ from tasks.cache.manifest import open_cache
 from tasks.commands import next_commands
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.interval import wilson_interval
-from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, Ref, RunRef
+from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, Ref, RunRef, Verdict
 from tasks.report.page import commands_markdown
 from tasks.storage import Storage
 from tasks.summary import SUMMARY_FILE
@@ -38,6 +38,8 @@ class PipelineSummary(Ref):
     """Files of the source with neither the name nor the content of an image."""
     delta_version: int
     cache_rows: dict[str, int]
+    verdict: Verdict | None = Field(None, repr=False)
+    """What training was expected to reach, before it began; None for a run of an earlier release."""
     single: TrainingSummary | None
     """Training in one process; None if the DAG did not train so."""
     distributed: TrainingSummary | None
@@ -70,6 +72,7 @@ def make_summary(
     storage: Storage,
     etl: EtlReport,
     cache: CacheRef,
+    verdict: Verdict,
     single: RunRef | None,
     distributed: RunRef | None,
     champion: ModelRef,
@@ -87,6 +90,7 @@ def make_summary(
         ignored=etl.ignored,
         delta_version=etl.images.version,
         cache_rows={split: part.rows for split, part in open_cache(cache).splits.items()},
+        verdict=verdict,
         single=None if single is None else _training(storage, single),
         distributed=None if distributed is None else _training(storage, distributed),
         test_accuracy=tested.accuracy,
@@ -198,6 +202,7 @@ def _facts(summary: PipelineSummary) -> dict[str, str]:
         + others,
         "Delta": f"version {summary.delta_version}",
         "cache": f"{rows} rows",
+        **({"verdict": summary.verdict.line} if summary.verdict else {}),
         "training": f"val accuracy {', '.join(accuracies)}",
         "champion": f"{summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}{interval}",
         "gate": summary.decision or "unknown",

@@ -7,7 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks.environment import mlflow_page
 from tasks.orchestration.stage import stage
-from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef
+from tasks.refs import CacheRef, EtlReport, ModelRef, PredictReport, RunRef, Verdict
 from tasks.registry.decision import promotion_section
 from tasks.report import MODEL_CARD_FILE
 from tasks.report.page import card_with_figures, named_card, run_figures
@@ -24,6 +24,7 @@ def summarize(
     storage: Storage,
     etl: EtlReport,
     cache: CacheRef,
+    verdict: Verdict,
     single: RunRef | None,
     distributed: RunRef | None,
     champion: ModelRef,
@@ -32,7 +33,7 @@ def summarize(
     skipped: dict[str, bool],
 ) -> PipelineSummary:
     """Write summary.json, and publish the summary and the champion's model card with the run."""
-    summary = make_summary(storage, etl, cache, single, distributed, champion, predictions, seconds, skipped)
+    summary = make_summary(storage, etl, cache, verdict, single, distributed, champion, predictions, seconds, skipped)
     publish_summary(summary, storage, champion, write_summary(storage, summary))
     lines = summary_lines(summary)
     form = "\n%s" * len(lines)  # line breaks in the format: those within arguments are escaped

@@ -61,7 +61,9 @@ def test_dag_runs_from_digits_to_predictions(demo):
     assert (summary["model"], summary["version"]) == ("demo-digits", 1)
     assert (summary["predictions"], summary["prediction_errors"]) == (1797, 0)
     assert summary["predict_images_per_second"] > 0
-    assert list(summary["seconds"]) == ["preflight", "etl", "cache", "train", "train-distributed", "promote", "predict"]
+    stages = ["preflight", "etl", "cache", "verdict", "train", "train-distributed", "promote", "predict"]
+    assert list(summary["seconds"]) == stages
+    assert "verdict       none: train.weights is 'none'" in printed
     assert not any(summary["skipped"].values())
     assert "Prefect UI" in printed
     assert "MLflow UI" in printed
@@ -190,7 +192,7 @@ def test_second_demo_skips_every_stage(demo):
     assert second["single"] == first["single"]
     assert second["version"] == first["version"]
     stages = {name for name, skipped in second["skipped"].items() if skipped}
-    assert stages == {"etl", "cache", "train", "train-distributed", "promote", "predict"}
+    assert stages == {"etl", "cache", "verdict", "train", "train-distributed", "promote", "predict"}
     # For information only: a test makes no assertion on time.
     print(f"first {first_seconds:.0f} s, second {second_seconds:.0f} s")
     logs = list((home / "demo-digits" / "images" / "_delta_log").glob("*.json"))

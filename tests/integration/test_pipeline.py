@@ -56,7 +56,7 @@ def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tm
     assert summary.single is not None
     assert summary.distributed is None
     assert summary.test_accuracy == summary.single.test_accuracy
-    assert list(summary.seconds) == ["preflight", "etl", "cache", "train", "promote", "predict"]
+    assert list(summary.seconds) == ["preflight", "etl", "cache", "verdict", "train", "promote", "predict"]
     assert (summary.images, summary.predictions) == (60, 60)
     with pytest.raises(WrongInput, match="work_pool is 'nowhere'|distributed.deployment is"):
         pipeline(settings(storage, source, train_on="both", distributed=config.distributed.model_dump()))

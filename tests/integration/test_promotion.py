@@ -31,7 +31,7 @@ from tasks.model_package.description import FILE_LIMITS, NEWEST, RATES
 from tasks.orchestration.stage import StageLog
 from tasks.predict import evaluation
 from tasks.predict.champion import check_model
-from tasks.refs import EtlReport, ModelRef, PredictReport, RunRef, TableRef
+from tasks.refs import EtlReport, ModelRef, PredictReport, RunRef, TableRef, Verdict
 from tasks.registry import promote as promote_module
 from tasks.registry.aliases import CHALLENGER, CHAMPION, PREVIOUS, predict_once
 from tasks.registry.decision import Approval
@@ -660,7 +660,7 @@ def test_champion_whose_run_was_purged_is_compared_by_its_tags(storage, tmp_path
         images=PHOTOS, files=PHOTOS, stored=60, duplicates=0, quarantined=0, read=0, changed=False, classes={}
     )
     predictions = PredictReport(predictions=PHOTOS, model=before, predicted=0, errors=0, seconds=0.0)
-    summary = make_summary(storage, etl, cache, None, None, before, predictions, {}, {})
+    summary = make_summary(storage, etl, cache, Verdict(line="none"), None, None, before, predictions, {}, {})
     assert (summary.version, summary.test_accuracy) == (before.version, 0.8)
     assert read_artifact(storage, run, MODEL_CARD_FILE) is None
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.refs import Verdict
 from tasks.storage import Storage
 from tasks.summary import SUMMARY_FILE
 from tasks.summary.summary import (
@@ -122,7 +123,23 @@ def test_page_begins_with_the_champion_its_interval_and_the_next_commands(summar
     assert "# serve\nmlflow models serve\n" in text
 
 
+def test_verdict_is_a_line_before_the_training(summary: PipelineSummary) -> None:
+    """The sentence is in the text and on the page, its figures are in the file, and a run without it has no line."""
+    verdict = Verdict(line="expected test accuracy 0.80 to 0.90", accuracy=0.86, interval=(0.8, 0.9))
+    judged = summary.model_copy(update={"verdict": verdict})
+    lines = summary_lines(judged)
+
+    assert lines[3] == "verdict       expected test accuracy 0.80 to 0.90"
+    assert lines[4].startswith("training")
+    assert "| verdict | expected test accuracy 0.80 to 0.90 |" in summary_markdown(
+        judged, None, {"a": None, "b": None}, Path("/s")
+    )
+    assert json.loads(judged.model_dump_json())["verdict"]["interval"] == [0.8, 0.9]
+    assert PipelineSummary.model_validate_json(judged.model_dump_json()) == judged
+    assert not any("verdict" in line for line in summary_lines(summary))
+
+
 def test_summary_of_an_earlier_release_is_read(summary: PipelineSummary) -> None:
     """Its file has neither an interval nor commands."""
-    earlier = summary.model_dump(exclude={"test_interval", "next"})
+    earlier = summary.model_dump(exclude={"test_interval", "next", "verdict"})
     assert PipelineSummary.model_validate(earlier) == summary

@@ -1,0 +1,127 @@
+"""The verdict of a cache: features as in training, the probe on them, and the speed of fine-tuning all layers."""
+
+import logging
+import time
+
+import numpy as np
+import torch
+
+from tasks.cache.manifest import CacheManifest, open_cache
+from tasks.checks.sanity import FirstBatches, first_batches
+from tasks.collectives.reducer import Reducer
+from tasks.config.train import TrainConfig
+from tasks.environment import given_threads
+from tasks.model.device import make_deterministic
+from tasks.model_package.serving import is_out_of_memory
+from tasks.refs import TEST, TRAIN, VAL, CacheRef, Verdict
+from tasks.storage import Storage
+from tasks.system.cores import num_cores
+from tasks.train.context import TrainingContext
+from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
+from tasks.train.phases import Phase
+from tasks.train.spec import TrainingSpec
+from tasks.verdict.outlook import make_verdict
+from tasks.verdict.page import draw_verdict, verdict_markdown
+from tasks.verdict.probe import Features, Labels, judge
+
+logger = logging.getLogger("lakevision.verdict")
+
+MAX_IMAGES = 4000
+"""Images that are judged; of more, a random sample, from whose curve the accuracy is extrapolated."""
+
+SPEED_BATCHES, CPU_BATCH = 4, 8
+"""Batches, and images per batch on a CPU, that measure the speed of fine-tuning."""
+
+
+def obstacle(train: TrainConfig) -> str | None:
+    """Return the reason why the settings of a training run allow no verdict, or None."""
+    if train.weights == "none":
+        return "train.weights is 'none', and features of random weights say nothing about a trained network"
+    own = "freeze_backbone or feature_cache is false, or augmentation is set"
+    return None if train.makes_features else f"training has no cached features of a frozen backbone: train.{own}"
+
+
+def judge_cache(train: TrainConfig, cache: CacheRef, storage: Storage) -> tuple[Verdict, str]:
+    """Return the verdict of a training run, and its page as Markdown; without a verdict, the page is empty.
+
+    The split `test` is not read: the answers are those of cross-validation within `train` and `val`. The training run
+    finds the features, which are not computed twice.
+
+    Args:
+        train: Settings of the training run.
+        cache: Cache of its images.
+        storage: Storage of the features.
+
+    Raises:
+        WrongInput, TimeLimitExceeded: As `first_batches`.
+        CacheDamaged: The cache was changed or removed.
+        DiskFull: As `materialize_features`.
+    """
+    manifest = open_cache(cache)
+    rows = {split: part.rows for split, part in manifest.splits.items()}
+    reason = obstacle(train) or ("the split `train` has fewer than 2 images" if rows[TRAIN] < 2 else None)
+    found = None if reason else features_and_speed(train, cache, manifest, storage)
+    torch.cuda.empty_cache()  # The training run may be on the same GPU.
+    if found is None:
+        of_model = f"the head of '{train.model}' is not its last layer, so that its features are not cached"
+        return Verdict(line=f"none: {reason or of_model}"), ""
+    features_NF, labels_N, speed = found
+    judged = judge(features_NF, labels_N, train.seed)
+    verdict, curves = make_verdict(judged, manifest.classes, rows[TRAIN], max(1, rows[TEST]), speed, train.seed)
+    return verdict, verdict_markdown(verdict, draw_verdict(verdict, curves, judged, manifest.classes, rows[TRAIN]))
+
+
+def features_and_speed(
+    train: TrainConfig, cache: CacheRef, manifest: CacheManifest, storage: Storage
+) -> tuple[Features, Labels, float | None] | None:
+    """Return features, labels, and images per second of fine-tuning; None if the model's head takes no features."""
+    # As a training run does, on whose number of threads and kernels the last digits depend.
+    torch.set_num_threads(train.num_threads or given_threads() or num_cores())
+    with first_batches(train, Phase(1, "all", 1e-4, 1), cache, SPEED_BATCHES) as setup:
+        setup.classifier.to(memory_format=torch.channels_last)
+        device = setup.batches[0][0].device
+        make_deterministic(device)
+        if not ends_in_head(setup.classifier, sample_images(manifest.image_size).to(device)):
+            return None
+        spec = TrainingSpec(train=train, cache=cache, storage=storage)
+        context = TrainingContext(spec, manifest, setup.classifier, device, Reducer())
+        return *read_features(context), fine_tuning_speed(setup)
+
+
+def read_features(context: TrainingContext) -> tuple[Features, Labels]:
+    """Return features, float32 (N, F), and labels, int64 (N,), of the splits train and val, at most MAX_IMAGES."""
+    url, manifest = materialize_features(context, (TRAIN, VAL))
+    total = sum(part.rows for part in manifest.splits.values())
+    chosen = np.zeros(total, dtype=bool)
+    chosen[np.random.default_rng(context.spec.train.seed).permutation(total)[:MAX_IMAGES]] = True
+    features, labels, begin = [], [], 0
+    for split in (TRAIN, VAL):
+        for batch in feature_loader(url, manifest, split, 256, seed=None).epoch(0):
+            kept = np.flatnonzero(chosen[begin + batch.rows_B])
+            features.append(batch.inputs.numpy()[kept])
+            labels.append(batch.labels_B.numpy()[kept])
+        begin += manifest.splits[split].rows
+    return np.concatenate(features), np.concatenate(labels)
+
+
+def fine_tuning_speed(setup: FirstBatches) -> float | None:
+    """Return the images per second of training all layers, or None if a step does not fit into memory."""
+    speeds: list[float] = []
+    setup.classifier.train()
+    if setup.batches[0][0].device.type == "cpu":  # A small batch is as fast there, and leaves memory to others.
+        setup.batches[:] = [(images[:CPU_BATCH], labels[:CPU_BATCH]) for images, labels in setup.batches]
+    try:
+        for batch, (_images_BHWC, labels_B) in enumerate(setup.batches):
+            began = time.monotonic()
+            setup.optimizer.zero_grad()
+            loss = setup.loss(batch)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
+            setup.optimizer.step()
+            loss.item()  # waits for the GPU
+            speeds.append(len(labels_B) / (time.monotonic() - began))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.warning("the speed of fine-tuning is unknown: a step of train.batch_size images needs more memory")
+        return None
+    return round(max(speeds), 2)  # The first step prepares kernels, and other processes may delay one.
