@@ -23,6 +23,7 @@ from deployments.stack.serving import HOST
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.environment import DEFAULT_HOME, MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
+from tasks.model.pretrained import names_model
 from tasks.paths import absolute_url, local_path, readable_name
 from tasks.system.signals import interrupt_on
 
@@ -70,8 +71,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the demo's options."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders, a path or URL")
-    parser.add_argument("--model", help="a torchvision classifier")
-    parser.add_argument("--weights", help="none, DEFAULT, or a state dict; starts from them if not none")
+    parser.add_argument("--model", help="a torchvision classifier, or timm:NAME")
+    parser.add_argument("--weights", help="none, DEFAULT, champion, or a state dict; starts from them if not none")
     parser.add_argument("--image-size", type=int, help="side of the images in pixels")
     port = f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}"
     parser.add_argument("--port", type=int, help=port)
@@ -91,7 +92,7 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
     """Return the DAG's parameters: those for the digits, overridden by the options that the user gave."""
     own = options.source != BUILTIN_DIGITS
     weights = options.weights or "none"
-    if weights not in {"none", "DEFAULT"}:
+    if weights not in {"none", "DEFAULT"} and not names_model(weights):
         weights = absolute_url(weights)
     frozen = weights != "none"
     return {

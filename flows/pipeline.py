@@ -6,7 +6,7 @@ from tasks.cache.task import materialize
 from tasks.checks.task import check_batches_fit, check_inputs
 from tasks.config.pipeline import PipelineConfig
 from tasks.etl.task import ingest
-from tasks.launch.task import submit_train_distributed, train_single
+from tasks.launch.task import settle_weights, submit_train_distributed, train_single
 from tasks.orchestration.stage import StageLog, run_stage
 from tasks.predict.task import predict_images
 from tasks.registry.task import check_promotable, promote_run
@@ -28,16 +28,15 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         run_stage(check_batches_fit, config.train, etl.images, config.ranks)
         cache = stages.run(materialize, config.cache, etl.images, storage, config.spark)
         run_stage(check_promotable, config.promote, storage, etl.images, cache)
+        start = settle_weights(config.train, storage, config.spark, config.promote.model_name, cache)
         release_memory_for_training(config.spark)
         own = config.single if config.trains_single else None
         verdict = stages.run(give_verdict, config.train, cache, storage, own, config.ranks)
         single = distributed = None
         if config.trains_single:
-            single = stages.run(train_single, config.train, cache, storage, config.single)
+            single = stages.run(train_single, start, cache, storage, config.single)
         if config.trains_distributed:
-            distributed = stages.run(
-                submit_train_distributed, config.train, config.distributed, cache, storage, config.spark
-            )
+            distributed = stages.run(submit_train_distributed, start, config.distributed, cache, storage, config.spark)
         champion = stages.run(
             promote_run,
             [run for run in (single, distributed) if run is not None],

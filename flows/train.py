@@ -7,7 +7,7 @@ from tasks.checks.task import check_batches_fit, check_trainable
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainRun
 from tasks.etl.task import choose_images
-from tasks.launch.task import train_single
+from tasks.launch.task import settle_weights, train_single
 from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
@@ -15,7 +15,8 @@ from tasks.storage import Storage, resolve_storage
 
 def prepare_cache(config: TrainRun, storage: Storage, distributed: DistributedConfig | None = None) -> CacheRef:
     """Check the settings, and return the cache of a version of `images`, which is built if it is missing."""
-    run_stage(check_trainable, config.train, config.cache, storage, distributed)
+    start = settle_weights(config.train, storage, config.spark)
+    run_stage(check_trainable, start, config.cache, storage, distributed)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
     run_stage(check_batches_fit, config.train, images, distributed)
     return run_stage(materialize, config.cache, images, storage, config.spark)
@@ -25,7 +26,9 @@ def prepare_cache(config: TrainRun, storage: Storage, distributed: DistributedCo
 def train(config: TrainRun = TrainRun()) -> RunRef:
     """Train a model on a version of `images`."""
     storage = resolve_storage(config.storage)
-    return run_stage(train_single, config.train, prepare_cache(config, storage), storage)
+    cache = prepare_cache(config, storage)
+    start = settle_weights(config.train, storage, config.spark, cache=cache)
+    return run_stage(train_single, start, cache, storage)
 
 
 if __name__ == "__main__":

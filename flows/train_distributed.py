@@ -3,7 +3,7 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.distributed import TrainDistributedRun
-from tasks.launch.task import train_ranks
+from tasks.launch.task import settle_weights, train_ranks
 from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import resolve_storage
@@ -17,7 +17,8 @@ def train_distributed(config: TrainDistributedRun = TrainDistributedRun(), cache
         from flows.train import prepare_cache  # Here: it loads Spark, which training on a given cache does not need.
 
         cache_ref = prepare_cache(config, storage, config.distributed)
-    return run_stage(train_ranks, config.train, config.distributed, cache_ref, storage, config.spark)
+    start = settle_weights(config.train, storage, config.spark, cache=cache_ref)
+    return run_stage(train_ranks, start, config.distributed, cache_ref, storage, config.spark)
 
 
 if __name__ == "__main__":

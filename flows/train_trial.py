@@ -3,6 +3,7 @@
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
 from tasks.config.tune import TrialRun
+from tasks.launch.task import settle_weights
 from tasks.orchestration.stage import run_stage
 from tasks.refs import CacheRef, TrialReport
 from tasks.storage import resolve_storage
@@ -17,7 +18,8 @@ def train_trial(config: TrialRun = TrialRun(), cache_ref: CacheRef | None = None
         from flows.train import prepare_cache  # Here: it loads Spark, which training on a given cache does not need.
 
         cache_ref = prepare_cache(config, storage)
-    return run_stage(train_trial_here, config, cache_ref, storage)
+    start = settle_weights(config.train, storage, config.spark, cache=cache_ref)
+    return run_stage(train_trial_here, config.model_copy(update={"train": start}), cache_ref, storage)
 
 
 if __name__ == "__main__":

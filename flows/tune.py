@@ -5,7 +5,7 @@ from flows.decorator import dag_flow
 from tasks.cache.task import materialize
 from tasks.config.tune import TuneRun
 from tasks.etl.task import choose_images
-from tasks.launch.task import train_single
+from tasks.launch.task import settle_weights, train_single
 from tasks.orchestration.stage import run_stage
 from tasks.refs import RunRef
 from tasks.storage import resolve_storage
@@ -16,11 +16,13 @@ from tasks.tune.task import check_drawn_batches_fit, check_searchable, search_be
 def tune(config: TuneRun = TuneRun()) -> RunRef:
     """Find the settings with the best `train.monitor`, and train a model with them to the end."""
     storage = resolve_storage(config.storage)
-    run_stage(check_searchable, config, storage)
+    start = settle_weights(config.train, storage, config.spark)
+    run_stage(check_searchable, config.model_copy(update={"train": start}), storage)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
     run_stage(check_drawn_batches_fit, config, images)
     cache = run_stage(materialize, config.cache, images, storage, config.spark)
-    best = run_stage(search_best, config.train, config.tune, cache, storage)
+    start = settle_weights(config.train, storage, config.spark, cache=cache)
+    best = run_stage(search_best, start, config.tune, cache, storage)
     run_stage(submit_best, best, config.tune, cache, storage)
     return run_stage(train_single, best, cache, storage)
 

@@ -65,7 +65,7 @@ class Storage(BaseModel):
             names.remove("artifacts")
         if self.tracking == tracking_file(self.home):
             names.append("mlflow.db")
-        return ("checkpoints", "logs", "spark-temp", "studies", *names)
+        return ("checkpoints", "logs", "spark-temp", "studies", "weights", *names)
 
     def as_config(self) -> StorageConfig:
         """Return the settings that resolve to this storage in another process, regardless of its environment.

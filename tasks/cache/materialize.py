@@ -138,6 +138,16 @@ def _stored_bytes(columns: list[str], table: TableRef, stored_side: int | None) 
     return F.when(F.greatest("width", "height") <= stored_side, F.col("sha256")).otherwise(scaled)
 
 
+def warn_of_scaling(image_size: int, stored_side: int | None) -> None:
+    """Log a warning if the images of a cache are larger than the table stores them; None: it does not record it."""
+    if stored_side is not None and image_size > stored_side:
+        logger.warning(
+            "cache.image_size is %d, and etl.stored_side of its table %d: larger images were scaled down and are "
+            "scaled up again",
+            *(image_size, stored_side),
+        )
+
+
 def has_content(cache: CacheManifest, content: Content, table: TableRef, decoding: Decoding) -> bool:
     """Return whether a cache has the content of a table version, decoded as the table's images are.
 
@@ -278,6 +288,7 @@ def _find_or_build(
     with spark_session(spark_config, storage) as spark:
         images = snapshots.read_version(spark, table)
         stored_side, decoding = storing_of(spark, table)
+        warn_of_scaling(cache_config.image_size, stored_side)
         content = read_content(images, table, stored_side)
         check_content(content, table)
         url = f"{storage.cache.rstrip('/')}/{cache_key(content, cache_config, decoding)}"

@@ -8,7 +8,7 @@ from tasks.config.etl import BUILTIN_DIGITS, EtlConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.train import TrainConfig
 from tasks.etl.listing import local_files
-from tasks.model.pretrained import check_model_name, check_weights_file
+from tasks.model.pretrained import check_model_name, check_weights_file, names_model
 from tasks.paths import expand_user, local_path
 
 
@@ -16,7 +16,7 @@ def check_given(config: BaseModel) -> None:
     """Check the local paths and the model name of a flow's parameters; URLs and contents are left to its stages.
 
     Raises:
-        WrongInput: A folder or file does not exist, or torchvision has no such classifier.
+        WrongInput: A folder or file does not exist, or there is no such classifier.
         SourceUnavailable: A folder cannot be looked at.
     """
     etl, predict, train = (getattr(config, name, None) for name in ("etl", "predict", "train"))
@@ -26,7 +26,7 @@ def check_given(config: BaseModel) -> None:
         _check_folder(predict.source, "images", "predict.source")
     if isinstance(train, TrainConfig):
         check_model_name(train.model)
-        if train.weights not in {"none", "DEFAULT"}:
+        if train.weights not in {"none", "DEFAULT"} and not names_model(train.weights):
             check_weights_file(train.weights)
 
 

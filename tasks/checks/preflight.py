@@ -22,6 +22,7 @@ from tasks.etl.ingest import open_tables
 from tasks.etl.listing import check_splits, class_sizes
 from tasks.etl.outcomes import Comparison
 from tasks.etl.source import Source, prepare_source
+from tasks.launch.initial_weights import fetch_initial_weights
 from tasks.object_store import file_system
 from tasks.paths import resolved
 from tasks.predict.inputs import inputs_table
@@ -120,7 +121,8 @@ def check_pipeline(
         list_source(config.predict.source, inputs, storage, config.spark)
     if config.ranks is None and config.distributed != DistributedConfig():
         logger.warning("train_on is 'single': the settings of 'distributed' are not used; train_on both uses them")
-    check_training(config.train, config.cache, here=trains_here, distributed=config.distributed if ranks_here else None)
+    train = fetch_initial_weights(config.train, storage, config.spark, config.promote.model_name)
+    check_training(train, config.cache, here=trains_here, distributed=config.distributed if ranks_here else None)
     check_room(config.etl, config.cache, source, storage)
     check_tracking(storage, data=True)
     logger.info(

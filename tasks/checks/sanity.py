@@ -17,7 +17,7 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer
 from tasks.config.checks import GradientConfig, OverfitConfig
-from tasks.config.recipe import FineTuningPlan, Phase, phases_of
+from tasks.config.recipe import UNPLANNED, Phase, phases_of
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput, join_names
 from tasks.model.device import make_optimizer, take_device
@@ -80,8 +80,8 @@ def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches
     with take_slot(gpus, min(train.timeout_seconds, MAX_WAIT_SECONDS)) if gpus else nullcontext() as slot:
         device = take_device(train.device, slot.number if slot else 0, Reducer())
         torch.manual_seed(train.seed)
-        num_classes = len(manifest.classes)
-        classifier = build_classifier(train.model, train.weights, num_classes, train.trained != "all").to(device)
+        classes, freeze = manifest.classes, train.trained != "all"
+        classifier = build_classifier(train.model, train.weights, len(classes), freeze, classes).to(device)
         if phase.unfreeze_from is not None:
             classifier.unfreeze_from(phase.unfreeze_from)
         classifier.precision = choose_precision(train.precision, device, manifest.image_size)
@@ -108,7 +108,7 @@ def measure_gradients(train: TrainConfig, cache: CacheRef, gradients: GradientCo
     Raises:
         WrongInput, TimeLimitExceeded: As `first_batches`.
     """
-    last = phases_of(train, FineTuningPlan(epochs=1, flip=False, reason=""))[-1]
+    last = phases_of(train, UNPLANNED)[-1]
     with first_batches(train, last, cache, gradients.num_batches) as setup:
         trained = {name: value for name, value in setup.classifier.named_parameters() if value.requires_grad}
         norms: dict[str, list[float]] = {name: [] for name in trained}

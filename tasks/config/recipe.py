@@ -42,6 +42,9 @@ class FineTuningPlan(BaseModel):
     """Sentence for the log and the card."""
 
 
+UNPLANNED = FineTuningPlan(epochs=1, flip=False, reason="")
+"""Plan of one epoch, for checks and measurements of the phase of all layers."""
+
 ALWAYS: dict[str, Any] = {"monitor": "val_calibrated_loss"}
 """Values in all phases of a recipe."""
 

@@ -77,13 +77,15 @@ class TrainConfig(FrozenConfig):
 
     # A setting that is None has the value that the recipe chooses, in each phase (`tasks.config.recipe`).
 
-    model: str = Field("mobilenet_v2", min_length=1, description="Any classifier of torchvision.models.get_model")
+    model: str = Field(
+        "mobilenet_v2", min_length=1, description="Any classifier of torchvision.models.get_model, or timm:NAME"
+    )
     weights: str = Field(
         "DEFAULT",
         min_length=1,
         # One line in the form: image_size is on its first screen.
-        description="Initial weights: none, DEFAULT (torchvision's pretrained, downloaded), or the path of a state "
-        "dict or checkpoint",
+        description="Initial weights: none, DEFAULT (pretrained, downloaded), champion, a run's id, or the path of a "
+        "state dict",
     )
     recipe: Annotated[Literal["auto", "head", "finetune", "scratch", "given"], AsBefore("given")] = Field(
         "auto",
@@ -301,9 +303,9 @@ class TrainConfig(FrozenConfig):
             raise WrongInput(
                 f"{what} with weights 'none', which would train a head on random features",
                 setting="freeze_backbone" if self.freeze_backbone else "recipe",
-                way_out="set freeze_backbone to false, or weights to DEFAULT or a path"
+                way_out="set freeze_backbone to false, or weights to DEFAULT, champion, a run or a path"
                 if self.freeze_backbone
-                else "set the recipe to scratch, or weights to DEFAULT or a path",
+                else "set the recipe to scratch, or weights to DEFAULT, champion, a run or a path",
             )
         if self.fine_tune and (self.trained == "all" or self.recipe == "head"):
             reason = (

@@ -18,15 +18,45 @@ from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun
 from tasks.errors import WrongInput
 from tasks.launch.launcher import launch_ranks
+from tasks.model.pretrained import names_model
 from tasks.orchestration.pool_settings import PoolSettings
 from tasks.orchestration.pools import where_to_run
-from tasks.orchestration.stage import flow_run_tags, skipped, stage
+from tasks.orchestration.stage import flow_run_tags, run_stage, skipped, stage
 from tasks.orchestration.submission import submit
 from tasks.progress.count import EpochProgress
 from tasks.refs import CacheRef, RunRef
 from tasks.report.task import publish_run
 from tasks.storage import Storage
 from tasks.train.spec import TrainingSpec, run_keys
+
+
+def settle_weights(
+    train: TrainConfig,
+    storage: Storage,
+    spark: SparkConfig,
+    model_name: str | None = None,
+    cache: CacheRef | None = None,
+) -> TrainConfig:
+    """Return settings whose weights are not those of the champion or a run, but the file of its model.
+
+    Args:
+        train: Settings of the training run.
+        storage: Its storage.
+        spark: Its Spark session, for tables that only Spark can read.
+        model_name: Registered model of the champion; None: that of the table `images`.
+        cache: Its cache, if it is built.
+    """
+    return run_stage(choose_weights, train, storage, spark, model_name, cache) if names_model(train.weights) else train
+
+
+@stage("initial-weights", timeout_seconds=3600)
+def choose_weights(
+    train: TrainConfig, storage: Storage, spark: SparkConfig, model_name: str | None, cache: CacheRef | None
+) -> TrainConfig:
+    """Fetch the model from which the training run starts, once for all ranks."""
+    from tasks.launch.initial_weights import fetch_initial_weights  # Here: it loads Spark and MLflow.
+
+    return fetch_initial_weights(train, storage, spark, model_name, cache)
 
 
 def train_with_artifacts(spec: TrainingSpec, key: str) -> RunRef:

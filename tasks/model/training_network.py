@@ -1,19 +1,33 @@
-"""The network: a torchvision classifier with a new head and an optionally frozen backbone."""
+"""The network: a classifier of torchvision or timm with a new head and an optionally frozen backbone."""
 
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tasks.errors import WrongInput
+from tasks.errors import WrongInput, join_names
 from tasks.model.depthwise import speed_up_depthwise
-from tasks.model.pretrained import check_model_name, check_weights_file, default_weights, weights_digest
-from tasks.model_package.network import AUXILIARY, ImageNetwork, last_layer, replace_head, torchvision_network
+from tasks.model.pretrained import (
+    Preprocessing,
+    check_model_name,
+    check_weights_file,
+    default_weights,
+    package_of,
+    preprocessing,
+    timm_config,
+    weights_digest,
+)
+from tasks.model_package.description import TIMM
+from tasks.model_package.network import AUXILIARY, ImageNetwork, NoHead, last_layer, new_network, replace_head
 
 logger = logging.getLogger("lakevision.train")
 
@@ -22,10 +36,21 @@ COMPILED = "_orig_mod."
 
 
 class Classifier(ImageNetwork):
-    """A network in training, whose frozen layers stay in eval mode."""
+    """A network in training, whose frozen layers stay in eval mode.
 
-    def __init__(self, network: nn.Module, head: nn.Module, freeze_backbone: bool) -> None:
-        super().__init__(network, head)
+    Attributes:
+        made_for: Preprocessing of its initial weights.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        head: nn.Module,
+        freeze_backbone: bool,
+        made_for: Preprocessing = Preprocessing(),
+    ) -> None:
+        super().__init__(network, head, made_for.mean, made_for.std)
+        self.made_for = made_for
         self._frozen: list[nn.Module] = []
         if freeze_backbone:
             self.freeze_all_but([head])
@@ -39,7 +64,7 @@ class Classifier(ImageNetwork):
         self._frozen = [module for module in self.network.modules() if id(module) not in unfrozen]
 
     def unfreeze_from(self, layer: str) -> None:
-        """Unfreeze the named layer and all layers that torchvision lists after it; `all` is every layer.
+        """Unfreeze the named layer and all layers that the network lists after it; `all` is every layer.
 
         Raises:
             WrongInput: The network has no such layer; the message lists its layers.
@@ -106,11 +131,17 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     if weights == "none":
         return None
     if weights == "DEFAULT":
-        return _load_default(name)
+        return _load_timm(name) if name.startswith(TIMM) else _load_default(name)
     path = check_weights_file(weights)
     try:
         # weights_only: a state dict is data, and an untrusted file must not run code.
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = load_file(path) if _is_safetensors(path) else torch.load(path, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise WrongInput(
+            f"train.weights is '{weights}', which is not a whole file of safetensors ({error})",
+            setting="train.weights",
+            way_out="copy it again",
+        ) from None
     except Exception as error:  # Invalid files raise zip, pickle, key and type errors.
         raise WrongInput(
             f"train.weights is '{weights}', which is not a state dict ({type(error).__name__})",
@@ -130,6 +161,12 @@ def load_weights(name: str, weights: str) -> dict[str, Any] | None:
     [(entry, found)] = entries.items()
     logger.info("train.weights '%s': its entry '%s' is used", weights, entry)
     return dict(found)
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return whether a file begins as safetensors do: 8 bytes with the length of a JSON object, then the object."""
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def _is_state_dict(value: object) -> bool:
@@ -161,31 +198,80 @@ def _load_default(name: str) -> dict[str, Any]:
         ) from None
 
 
+def _load_timm(name: str) -> dict[str, Any]:
+    import timm
+
+    if not timm_config(name).has_weights:
+        raise WrongInput(
+            f"train.weights is DEFAULT, and timm has no pretrained weights of '{name}'",
+            setting="train.weights",
+            way_out="give another train.model, the path of a state dict, or none with train.freeze_backbone false",
+        )
+    try:
+        # timm loads safetensors, or with weights_only; its filters convert the names of other projects' files.
+        state: dict[str, Any] = timm.create_model(name.removeprefix(TIMM), pretrained=True).state_dict()
+        return state
+    except Exception as error:  # The client of the hub raises errors of several libraries.
+        raise WrongInput(
+            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error})",
+            setting="train.weights",
+            way_out="set train.weights to the path of a state dict, or to none with train.freeze_backbone false",
+        ) from None
+
+
 def build_classifier(
-    name: str, weights: str, num_classes: int, freeze_backbone: bool, dropout: float | None = None
+    name: str,
+    weights: str,
+    num_classes: int,
+    freeze_backbone: bool,
+    classes: Sequence[str] = (),
+    dropout: float | None = None,
 ) -> Classifier:
     """Build the network with its weights and a new head of `num_classes` outputs.
 
     Args:
         name: Name of the network.
-        weights: The setting `train.weights`.
-        num_classes: Number of classes K.
+        weights: As `train.weights`; a champion or run is a file already.
+        num_classes: Number of classes.
         freeze_backbone: Whether only the head is trained.
+        classes: Names of the classes; the head keeps the rows of those that a model package has.
         dropout: Fraction of the head's inputs that are dropped in training; None: the network's own.
 
     Raises:
-        WrongInput: The model is unknown, or the weights do not fit it.
+        WrongInput: The model is unknown or has no head, or the weights do not fit it.
     """
     check_model_name(name)
+    package = package_of(weights)
+    if package is not None and package.model != name:
+        raise WrongInput(
+            f"train.weights is '{weights}', a model of '{package.model}', and train.model is '{name}'",
+            setting="train.model",
+            way_out=f"set train.model to '{package.model}'",
+        )
+    made_for = preprocessing(name, weights)
     state = load_weights(name, weights)
-    network = torchvision_network(name)
+    side = None if state is None else _side_of(state, name)
+    if side is not None:
+        made_for = replace(made_for, image_size=side)
+    network = new_network(name, side)
+    try:
+        layer = last_layer(network)
+    except NoHead as error:
+        raise WrongInput(
+            f"train.model is '{name}', whose head cannot be replaced ({error})",
+            setting="train.model",
+            way_out="choose a classifier with one layer of logits",
+        ) from None
     if state is not None:
-        _load_state(network, state, name, weights)
+        _load_state(network, state, name, weights, has_classes=package is not None)
     head = replace_head(network, num_classes)
     if dropout is not None:
         _drop_inputs(network, head, dropout)
+    if package is not None and state is not None and classes:
+        rows = {part: state.get(f"network.{layer}.{part}") for part, _value in head.named_parameters()}
+        _keep_rows(head, rows, package.classes, classes)
     speed_up_depthwise(network)
-    return Classifier(network, head, freeze_backbone)
+    return Classifier(network, head, freeze_backbone, made_for)
 
 
 def _drop_inputs(network: nn.Module, head: nn.Module, dropout: float) -> None:
@@ -202,8 +288,58 @@ def _drop_inputs(network: nn.Module, head: nn.Module, dropout: float) -> None:
     )
 
 
-def _load_state(network: nn.Module, state: dict[str, torch.Tensor], name: str, weights: str) -> None:
-    """Load all weights that stay: the head of the file, which may be any or none, is replaced afterwards."""
+def _side_of(state: Mapping[str, torch.Tensor], name: str) -> int | None:
+    """Return the side, in pixels, of the images of the weights of a vision transformer of torchvision, else None."""
+    found = [value.shape for key, value in state.items() if key.endswith("encoder.pos_embedding")]
+    if not name.startswith("vit_") or len(found) != 1 or len(found[0]) != 3:
+        return None
+    patch = int(name.rpartition("_")[2])  # vit_h_14 has patches of 14 pixels; one token is of the class.
+    return isqrt(max(found[0][1] - 1, 1)) * patch
+
+
+def _keep_rows(
+    head: nn.Module, rows: Mapping[str, torch.Tensor | None], before: Sequence[str], classes: Sequence[str]
+) -> None:
+    """Give a new head the rows of the classes that the head of a model package has as well, by their names.
+
+    Args:
+        head: The new head.
+        rows: Weight and bias of the head of the package.
+        before: Its classes.
+        classes: Those of the new head.
+    """
+    for part, values in head.named_parameters():
+        old = rows[part]
+        if old is None or old.shape != (len(before), *values.shape[1:]) or not _is_valid(part, old):
+            logger.warning("the head of the initial model does not fit, and a new one is trained")
+            return
+    from tasks.text.forms import as_known  # Here: most ranks need no other form of a label.
+
+    numbers = {label: number for number, label in enumerate(before)}
+    known = as_known(numbers.keys())
+    kept = {number: numbers[known(label)] for number, label in enumerate(classes) if known(label) in numbers}
+    with torch.no_grad():
+        for part, values in head.named_parameters():
+            old = rows[part]
+            assert old is not None, "it was checked"
+            values[list(kept)] = old[list(kept.values())]
+    added = [label for number, label in enumerate(classes) if number not in kept]
+    if not kept:
+        logger.info("the head of the initial model has none of the classes, and a new one is trained")
+    elif added:
+        named = join_names(added[:5], len(added))
+        logger.info("the head keeps %d classes of the initial model, and has new rows for %s", len(kept), named)
+    else:
+        logger.info("the head keeps all %d classes from the initial model", len(kept))
+
+
+def _load_state(
+    network: nn.Module, state: dict[str, torch.Tensor], name: str, weights: str, *, has_classes: bool
+) -> None:
+    """Load all weights that stay: the head of the file, which may be any or none, is replaced afterwards.
+
+    With `has_classes`, rows of it may be kept.
+    """
     current = network.state_dict()
     head = last_layer(network)
     replaced = tuple(f"{layer}." for layer in (head, *AUXILIARY))
@@ -244,10 +380,14 @@ def _load_state(network: nn.Module, state: dict[str, torch.Tensor], name: str, w
     others = [key for key in found if not key.startswith(prefix)]
     has_usual_head = of_head == {key for key in fitting if key.startswith(f"{head}.")}
     for is_so, note in (
-        (stripped, f"the names of its tensors are read without {' and '.join(stripped)}"),
-        (not of_head, "it has no head, and a new one is trained"),
-        (of_head and not has_usual_head, "its head is of another shape, and a new one is trained"),
-        (others, f"tensors that are not of {name} are left out (first: {''.join(others[:1])})"),
+        ()
+        if has_classes
+        else (
+            (stripped, f"the names of its tensors are read without {' and '.join(stripped)}"),
+            (not of_head, "it has no head, and a new one is trained"),
+            (of_head and not has_usual_head, "its head is of another shape, and a new one is trained"),
+            (others, f"tensors that are not of {name} are left out (first: {''.join(others[:1])})"),
+        )
     ):
         if is_so:
             logger.info("train.weights '%s': %s", weights, note)

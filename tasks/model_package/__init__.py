@@ -4,5 +4,5 @@ It has relative imports alone, and neither Spark nor Prefect nor MLflow. So MLfl
 name, beside any version of this project.
 """
 
-REQUIREMENTS = ("numpy", "pandas", "pi-heif", "pillow", "pydantic", "safetensors", "torch", "torchvision")
+REQUIREMENTS = ("numpy", "pandas", "pi-heif", "pillow", "pydantic", "safetensors", "timm", "torch", "torchvision")
 """Distributions that the modules import."""

@@ -5,6 +5,7 @@ Its weights are safetensors: tensors with the names, shapes and types of a netwo
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -19,12 +20,15 @@ from .description import (
     DESCRIPTION_FILE,
     FILE_LIMITS,
     FORMAT,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
     NEWEST,
     TOP_K,
     UNKNOWN,
     UNSURE,
     WAY_OUT,
     WEIGHTS_FILE,
+    Channels,
     Decoding,
     Description,
     InvalidPackage,
@@ -181,8 +185,17 @@ class ImageClassifier:
             InvalidPackage: The files are not a valid model package, or the weights are not the described ones.
         """
         description = read_description(folder)
-        with WithoutMemory():  # A description of a kilobyte may name the largest network with a million classes.
-            network = build_network(description.model, len(description.classes))
+        build = partial(
+            build_network,
+            *(description.model, len(description.classes), description.image_size, description.mean, description.std),
+        )
+        try:
+            with WithoutMemory():  # A description of a kilobyte may name the largest network with a million classes.
+                network = build()
+        except Exception as error:  # Each architecture raises its own, for a size or without a head.
+            raise InvalidPackage(
+                f"the network in the model's {DESCRIPTION_FILE} cannot be built ({error}): {WAY_OUT}"
+            ) from None
         check_weights(folder, network.state_dict())
         if (found := file_sha256(folder / WEIGHTS_FILE)) != description.weights_sha256:
             raise InvalidPackage(
@@ -190,7 +203,7 @@ class ImageClassifier:
                 f"{description.weights_sha256}, so it is damaged or of another model: {WAY_OUT}"
             )
         return cls(
-            load_weights(folder, network, lambda: build_network(description.model, len(description.classes))),
+            load_weights(folder, network, build),
             description.classes,
             description.image_size,
             device or torch.device("cuda" if torch.cuda.is_available() else "cpu"),
@@ -208,6 +221,8 @@ def save_classifier(
     classes: Sequence[str],
     image_size: int,
     *,
+    mean: Channels = IMAGENET_MEAN,
+    std: Channels = IMAGENET_STD,
     precision: Precision = "float32",
     temperature: float = 1.0,
     decoding: Decoding = NEWEST,
@@ -217,10 +232,12 @@ def save_classifier(
 
     Args:
         folder: Destination; created if it is missing.
-        model: Name of the network in torchvision.
+        model: Name of the network in torchvision, or TIMM and its name in timm.
         state: State dict of the network, in which no two tensors share memory.
         classes: Names of its classes.
         image_size: Side of the square into which images are scaled, in pixels.
+        mean: Mean of the channels (0-1) that the images are normalized with.
+        std: Their standard deviation.
         precision: Precision in which the network was tested.
         temperature: Divisor of the logits.
         decoding: Decoding of the images that the network was trained on.
@@ -233,6 +250,8 @@ def save_classifier(
         model=model,
         classes=tuple(classes),
         image_size=image_size,
+        mean=mean,
+        std=std,
         precision=precision,
         temperature=temperature,
         weights_sha256=file_sha256(folder / WEIGHTS_FILE),

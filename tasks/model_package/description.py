@@ -10,6 +10,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Val
 Precision = Literal["float32", "bfloat16"]
 """Number format of the computations of a network; weights and logits are float32."""
 
+Channels = tuple[float, float, float]
+"""A value of each channel, RGB."""
+
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's channels (0-1), with which most weights were trained."""
+
+TIMM = "timm:"
+"""Beginning of the names of timm's networks; all others are torchvision's."""
+
 WEIGHTS_FILE = "weights.safetensors"
 DESCRIPTION_FILE = "model.json"
 
@@ -43,6 +53,10 @@ TOP_K = 5
 
 Label = Annotated[str, Field(min_length=1, max_length=1024)]
 """A class name; the limit is longer than any folder name."""
+
+
+Deviation = Annotated[float, Field(gt=0)]
+"""A standard deviation, by which pixels are divided."""
 
 
 class Decoding(BaseModel):
@@ -105,15 +119,19 @@ class DescribedClasses(BaseModel):
 class Description(BaseModel):
     """Description of a model package."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     format: Literal[2]
     """Version of the files."""
     model: str = Field(max_length=100)
-    """Name of the network in torchvision."""
+    """Name of the network in torchvision, or TIMM and its name in timm."""
     classes: Classes
     image_size: int = Field(ge=16, le=1024)
     """Side of the square into which images are scaled, in pixels."""
+    mean: Channels = IMAGENET_MEAN
+    std: tuple[Deviation, Deviation, Deviation] = IMAGENET_STD
+    """Mean and standard deviation (0-1) that images are normalized with; models of earlier releases do not record
+    them."""
     precision: Precision
     """Precision in which the model was tested, and in which it is served where the device computes in it."""
     temperature: float = Field(gt=0, le=1000, allow_inf_nan=False)
@@ -128,7 +146,17 @@ class Description(BaseModel):
     @field_validator("model")
     @classmethod
     def _is_known(cls, name: str) -> str:
-        import torchvision  # Takes seconds to import, which a run with nothing to predict saves.
+        # Both take seconds to import, which a run with nothing to predict saves.
+        if name.startswith(TIMM):
+            import timm
+
+            try:
+                # Of registered names alone: others may stand for a folder, or for a repository of a hub.
+                timm.get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=False)
+            except RuntimeError:
+                raise ValueError(f"'{name}' is not a classifier of the installed timm") from None
+            return name
+        import torchvision
 
         if name not in torchvision.models.list_models(module=torchvision.models):
             raise ValueError(f"'{name}' is not a classifier of the installed torchvision")

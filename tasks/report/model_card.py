@@ -67,6 +67,8 @@ class TrainingFacts:
     """Plan of the fine-tuning by the recipe, if there is one."""
     backend_reason: str = ""
     """Reason for the backend of the ranks."""
+    other_size: str = ""
+    """Clause on the size of images that the initial weights were made for, if it is another one."""
     source: str | None = None
     """Folder or URL that the images came from, if it is known."""
     resumed_with_changes: str | None = None
@@ -265,6 +267,7 @@ def _training(facts: TrainingFacts) -> str:
         ["weights file" if train.weights == "DEFAULT" else "weights sha256", markdown_code(facts.weights_digest)]
         if facts.weights_digest != train.weights
         else [],
+        ["image size", f"{facts.manifest.image_size} pixels; {facts.other_size}"] if facts.other_size else [],
         ["trained layers", trained],
         ["recipe", train.recipe],
         ["fine-tuning", markdown_text(facts.plan.reason)] if facts.plan else [],

@@ -17,7 +17,7 @@ from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import AnyType, Array
 
 from tasks import model_package
-from tasks.model_package.description import TOP_K
+from tasks.model_package.description import DESCRIPTION_FILE, TIMM, TOP_K
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import file_digests
 from tasks.tracking.files import repository
@@ -77,6 +77,9 @@ def log_package(storage: Storage, run_id: str, folder: Path) -> None:
     # Recorded here, where the files are trusted: files that are fetched later are verified by these digests.
     tags = [RunTag(name, sha256) for name, sha256 in file_digests(folder).items()]
     client_of(storage).log_batch(run_id, tags=tags)
+    # Within the name of a class, a quote would have a backslash.
+    has_timm = f'"model": "{TIMM}' in (folder / DESCRIPTION_FILE).read_text()
+    names = [name for name in model_package.REQUIREMENTS if name != "timm" or has_timm]
     with _logged_model(storage, run_id) as logged, TemporaryDirectory(prefix="lakevision-code-") as scratch:
         code = carried_code(Path(scratch))
         with _without_warnings():
@@ -89,7 +92,7 @@ def log_package(storage: Storage, run_id: str, folder: Path) -> None:
                     logged.artifact_location, run_id, model_uuid=logged.model_id, model_id=logged.model_id
                 ),
                 signature=SIGNATURE,
-                pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", *model_package.REQUIREMENTS)],
+                pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", *names)],
                 # It has no lock file: else MLflow adds that of whatever project the current folder belongs to.
                 uv_project_path=scratch,
             )

@@ -30,7 +30,7 @@ from tasks.collectives.reducer import broadcast_value, run_on_rank_zero, wait_fo
 from tasks.config.frozen import hashed_settings
 from tasks.model.precision import precision_name
 from tasks.model.training_network import Classifier
-from tasks.model_package.network import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
+from tasks.model_package.network import ImageNetwork
 from tasks.model_package.serving import serving_network
 from tasks.object_store import file_system
 from tasks.progress.activity import stepping, waiting_for_process
@@ -113,7 +113,7 @@ def materialize_features(context: TrainingContext, splits: tuple[str, ...]) -> t
         backbone=backbone_digest(spec.train.model, classifier),
         precision=precision_name(context.precision, device),
         device=device.type,
-        transform=(IMAGENET_MEAN, IMAGENET_STD),
+        transform=(classifier.mean, classifier.std),
         num_features=vectors[0].shape[1],
         form=FORM,
     )

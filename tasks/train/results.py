@@ -4,7 +4,6 @@ Only rank 0 imports this module, which loads MLflow, tables and figures.
 """
 
 import logging
-import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from tasks.model.device import processor_name
 from tasks.model.precision import precision_name
 from tasks.model.pretrained import weights_digest
 from tasks.model_package.classifier import save_classifier
+from tasks.model_package.description import WEIGHTS_FILE
 from tasks.progress.activity import working
 from tasks.refs import TRAIN, TRIAL_TAG, RunRef, TableRef
 from tasks.report.figures import shorten
@@ -223,7 +223,9 @@ def chosen_settings(train: TrainConfig) -> list[str]:
     if train.weights == "none":  # which trains the whole network in any case
         chosen = {name: value for name, value in chosen.items() if name not in {"weights", "freeze_backbone", "recipe"}}
     elif "weights" in chosen:
-        chosen["weights"] = posixpath.basename(train.weights)
+        # The file of a champion or run is in a folder with the id of its run.
+        names = train.weights.split("/")
+        chosen["weights"] = names[-2] if names[1:] and names[-1] == WEIGHTS_FILE else names[-1]
     if train.fine_tune:
         chosen["fine_tune"] = " then ".join(phase.unfreeze_from for phase in train.fine_tune)
     started = ["from scratch"] if train.weights == "none" else []
@@ -302,6 +304,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         cache=context.spec.cache,
         manifest=manifest,
         weights_digest=weights_digest(context.spec.train.model, context.spec.train.weights),
+        other_size=context.classifier.made_for.difference(manifest.image_size),
         num_ranks=context.ranks.num_virtual,
         device=str(context.device),
         backend_reason=context.spec.backend_reason,
@@ -326,6 +329,8 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
             state,
             manifest.classes,
             manifest.image_size,
+            mean=context.classifier.mean,
+            std=context.classifier.std,
             precision=served.precision,
             temperature=served.temperature,
             decoding=manifest.decoding,

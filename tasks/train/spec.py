@@ -14,7 +14,7 @@ from tasks.config.distributed import DistributedConfig
 from tasks.config.recipe import FineTuningPlan
 from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
-from tasks.model.pretrained import weights_digest
+from tasks.model.pretrained import weights_identity
 from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.system.slots import Slot
@@ -125,7 +125,7 @@ def decisive_settings(
         "cache": cache.digest,
         # By content: a changed file at the same path, or other weights of torchvision, make another run; the same
         # file at another path does not.
-        "train": train.decisive() | {"weights": weights_digest(train.model, train.weights)},
+        "train": train.decisive() | weights_identity(train.model, train.weights),
         "ranks": None if distributed is None else distributed.decisive(),
     }
     if repetition is not None:

@@ -120,8 +120,9 @@ class Training:
         torch.set_num_threads(train.num_threads or given_threads() or max(1, num_cores() // local_size))
         make_deterministic(device)
         torch.manual_seed(train.seed)
+        classes = manifest.classes
         classifier = build_classifier(
-            train.model, train.weights, len(manifest.classes), train.trained != "all", train.dropout
+            train.model, train.weights, len(classes), train.trained != "all", classes, train.dropout
         )
         classifier = classifier.to(device)
         reducer.broadcast_model(classifier)

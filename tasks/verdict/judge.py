@@ -9,6 +9,7 @@ import torch
 from tasks.cache.manifest import CacheManifest, open_cache
 from tasks.checks.sanity import FirstBatches, first_batches
 from tasks.collectives.reducer import Reducer
+from tasks.config.recipe import UNPLANNED, phases_of
 from tasks.config.train import TrainConfig
 from tasks.environment import given_threads
 from tasks.model.device import make_deterministic
@@ -18,7 +19,6 @@ from tasks.storage import Storage
 from tasks.system.cores import num_cores
 from tasks.train.context import TrainingContext
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
-from tasks.train.phases import Phase
 from tasks.train.spec import TrainingSpec
 from tasks.verdict.outlook import make_verdict
 from tasks.verdict.page import draw_verdict, verdict_markdown
@@ -77,7 +77,8 @@ def features_and_speed(
     """Return features, labels, and images per second of fine-tuning; None if the model's head takes no features."""
     # As a training run does, on whose number of threads and kernels the last digits depend.
     torch.set_num_threads(train.num_threads or given_threads() or num_cores())
-    with first_batches(train, Phase(1, "all", 1e-4, 1), cache, SPEED_BATCHES) as setup:
+    whole = train.model_copy(update={"recipe": "finetune", "freeze_backbone": None, "fine_tune": []})
+    with first_batches(whole, phases_of(whole, UNPLANNED)[-1], cache, SPEED_BATCHES) as setup:
         setup.classifier.to(memory_format=torch.channels_last)
         device = setup.batches[0][0].device
         make_deterministic(device)

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,10 @@ def folder(tmp_path: Path) -> Path:
         ({"image_size": "32"}, "image_size is '32'"),
         ({"loader": "evil"}, "loader is 'evil': Extra inputs are not permitted"),
         ({"format": 3}, "format is 3"),
+        ({"mean": [0.5, 0.5]}, "mean.2: Field required"),
+        ({"mean": [0.5, float("nan"), 0.5]}, "mean.1 is nan: Input should be a finite number"),
+        ({"std": [0.5, 0, 0.5]}, "std.1 is 0: Input should be greater than 0"),
+        ({"model": "vit_b_16", "image_size": 100}, "cannot be built .Input shape indivisible by patch size"),
         ({"precision": "int4"}, "precision is 'int4'"),
         ({"temperature": 0}, "temperature is 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
@@ -78,6 +83,17 @@ def test_invalid_description_is_refused(folder: Path, changes: dict[str, object]
     (folder / DESCRIPTION_FILE).write_text(json.dumps(GOOD | changes))
     with pytest.raises(InvalidPackage, match=f"model.json .*{reason}"):
         ImageClassifier.load(folder)
+
+
+def test_model_of_an_earlier_release_keeps_its_normalization(folder: Path) -> None:
+    """A description without mean and standard deviation has ImageNet's; a new one has its own."""
+    text = json.loads((folder / DESCRIPTION_FILE).read_text())
+    assert (text.pop("mean"), text.pop("std")) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(text))
+    assert ImageClassifier.load(folder)._network.mean == (0.485, 0.456, 0.406)
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(text | {"mean": [0, 0.5, 1], "std": [1, 0.5, 0.25]}))
+    network = ImageClassifier.load(folder)._network
+    assert (network.mean, network.std) == ((0.0, 0.5, 1.0), (1.0, 0.5, 0.25))
 
 
 def test_file_larger_than_its_limit_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +164,8 @@ def test_description_of_many_classes_takes_no_memory(folder: Path, monkeypatch: 
     """A network of 2 GB is built on the meta device only, as the file does not have its weights."""
     built: list[str] = []
 
-    def build(name: str, num_classes: int) -> ImageNetwork:
-        network = build_network(name, num_classes)
+    def build(*given: Any) -> ImageNetwork:
+        network = build_network(*given)
         built.append(next(network.parameters()).device.type)
         return network
 

@@ -12,6 +12,7 @@ from flows.command_line import parse_arguments
 from tasks.cache.manifest import open_cache
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
 from tasks.config.train import TrainConfig, TrainRun
+from tasks.model.pretrained import preprocessing
 from tasks.refs import CacheRef
 from tasks.report.model_card import TrainingFacts, model_card
 from tasks.storage import Storage, resolve_storage
@@ -160,6 +161,14 @@ def test_initial_weights_are_identified_by_their_content(cache: CacheRef, weight
     """The name of weights may later refer to other content."""
     card = card_of(facts_of(cache, train=TrainConfig(weights=weights), weights_digest=digest))
     assert rows_of(card, row) == [row, f"`{digest}`"]
+
+
+def test_other_image_size_than_that_of_the_weights_is_in_the_card(cache: CacheRef) -> None:
+    """A row says for what the initial weights were made; there is none where the sizes are equal."""
+    made_for = preprocessing("efficientnet_b3", "DEFAULT")
+    row = rows_of(card_of(facts_of(cache, other_size=made_for.difference(16))), "image size")
+    assert row[1] == "16 pixels; the weights are made for images of 300 pixels (center crop of 0.938, bicubic)"
+    assert "| image size |" not in card_of(facts_of(cache, other_size=""))
 
 
 def test_only_settings_that_differ_from_the_defaults_are_shown(cache: CacheRef) -> None:

@@ -132,7 +132,7 @@ def test_home_that_this_user_cannot_write_to_is_refused_in_a_sentence(home: str,
 
 def test_entries_that_a_run_does_not_write_to_may_belong_to_others(tmp_path: Path) -> None:
     """Tables, cache, artifacts and tracking may all be elsewhere; the rest is always in the home."""
-    home, always = str(tmp_path), ("checkpoints", "logs", "spark-temp", "studies")
+    home, always = str(tmp_path), ("checkpoints", "logs", "spark-temp", "studies", "weights")
     assert resolve_storage(StorageConfig(home=home)).home_entries == (
         *always, "tables", "cache", "artifacts", "mlflow.db",
     )  # fmt: skip

@@ -15,6 +15,7 @@ from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.metrics.evaluate import evaluate, evaluate_in_detail
 from tasks.model.training_network import Classifier, build_classifier
+from tasks.model_package.description import IMAGENET_MEAN
 from tasks.model_package.serving import computes_bf16
 from tasks.progress.count import StepProgress, listener
 from tasks.refs import TRAIN, VAL, CacheRef
@@ -117,7 +118,7 @@ def test_evaluation_on_features_equals_evaluation_on_images(
 
 
 def test_features_are_computed_once_per_backbone(cache: CacheRef, classifier: Classifier, tmp_path: Path) -> None:
-    """The same backbone finds its features with any head; other weights or another precision get their own."""
+    """The same backbone finds its features with any head; other weights, mean or precision get their own."""
     url, features = materialize(cache, classifier, tmp_path)
     runs: list[int] = []
     classifier.network.register_forward_pre_hook(lambda _module, inputs: runs.append(len(inputs[0])))
@@ -127,6 +128,10 @@ def test_features_are_computed_once_per_backbone(cache: CacheRef, classifier: Cl
     assert runs == [1]  # A single image, for the number of features.
 
     assert materialize(cache, classifier, tmp_path, torch.bfloat16)[0] != url
+    classifier.mean = (0.5, 0.5, 0.5)
+    assert materialize(cache, classifier, tmp_path)[0] != url
+    classifier.mean = IMAGENET_MEAN
+    assert materialize(cache, classifier, tmp_path)[0] == url
     with torch.no_grad():
         next(classifier.network.parameters()).mul_(1.5)
     assert materialize(cache, classifier, tmp_path)[0] != url

@@ -27,7 +27,7 @@ SCRATCH = {"weights": "none", "freeze_backbone": False}
 @pytest.fixture(autouse=True)
 def weights_of_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give all weights one digest, so that keys do not depend on the installed torchvision."""
-    monkeypatch.setattr("tasks.train.spec.weights_digest", lambda _model, _weights: "w")
+    monkeypatch.setattr("tasks.model.pretrained.weights_digest", lambda _model, _weights: "w")
 
 
 def key(train: TrainConfig, distributed: DistributedConfig | None = None) -> str:

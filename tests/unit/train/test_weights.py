@@ -164,7 +164,9 @@ def test_names_of_torchvisions_files_and_versions_of_layers_are_known(model: str
 def test_missing_weights_file_is_rejected(tmp_path: Path) -> None:
     """The error for a missing file, a folder or a misspelled word has the valid values."""
     for path in (str(tmp_path / "missing.pt"), str(tmp_path), "default"):
-        with pytest.raises(WrongInput, match="which is not a file: give none, DEFAULT, or the path of a state dict"):
+        with pytest.raises(
+            WrongInput, match="which is not a file: give none, DEFAULT, champion, the id of an MLflow run, or"
+        ):
             load_weights(SMALL, path)
 
 
