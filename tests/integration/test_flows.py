@@ -591,7 +591,9 @@ def test_predictions_are_published_and_file_names_and_labels_are_escaped():
         inputs=TableRef(path="/tables/inputs", version=1),
         unreadable=3,
         least_confident=(
-            PredictedImage(path="dog/2.png", label="![](http://a)", probability=0.51234, thumbnail=PIXEL),
+            PredictedImage(
+                path="dog/2.png", label="![](http://a)", probability=0.51234, unknown_score=0.75, thumbnail=PIXEL
+            ),
         ),
         csv="/home/predictions.csv",
         num_files=2,
@@ -610,9 +612,9 @@ def test_predictions_are_published_and_file_names_and_labels_are_escaped():
         "",
         "## Least sure",
         "",
-        "| image | label | probability | file |",
-        "| --- | --- | --- | --- |",
-        rf"| ![]({PIXEL}) | !\[\](http://a) | 0.5123 | dog/2.png |",
+        "| image | label | probability | unknown score | file |",
+        "| --- | --- | --- | --- | --- |",
+        rf"| ![]({PIXEL}) | !\[\](http://a) | 0.5123 | 0.7500 | dog/2.png |",
         "",
         "## Failed: 1",
         "",
