@@ -169,7 +169,7 @@ def measure(
         ),
     ]
     return figures, (
-        f"{name}: test accuracy {truth:.4f} of {sizes['test']} images after training on {sizes['train']}, "
+        f"{name.capitalize()}: test accuracy {truth:.4f} of {sizes['test']} images after training on {sizes['train']}, "
         f"probe {probe:.4f}, {seconds:.0f} CPU s of the probes on all"
     )
 
@@ -196,7 +196,7 @@ def main() -> None:
             found, note = measure(name, source, wrong_labels, weights, num_draws, has_goal=wrong_labels == 0)
             figures += found
             notes.append(note)
-    write_figures("verdict", figures, f"{num_draws} draws of a quarter; {'; '.join(notes)}")
+    write_figures("verdict", figures, f"{num_draws} draws of a quarter. {'. '.join(notes)}")
 
 
 if __name__ == "__main__":
