@@ -28,6 +28,7 @@ from tasks.train.spec import TrainingSpec
 from tests.builders.processes import ROOT
 
 TRAIN = TrainConfig(
+    recipe="given",
     model="shufflenet_v2_x0_5",
     weights="none",
     freeze_backbone=False,

@@ -19,6 +19,7 @@ from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 
 SMALL = TrainConfig(
+    recipe="given",
     model="squeezenet1_1",
     weights="none",
     freeze_backbone=False,

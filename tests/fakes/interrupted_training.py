@@ -115,7 +115,7 @@ class Workspace:
 
     def settings(self, **changes: object) -> TrainConfig:
         """Return training settings with a frozen backbone, except for the changes."""
-        return TrainConfig.model_validate(SETTINGS | {"weights": str(self.weights)} | changes)
+        return TrainConfig.model_validate({"recipe": "given"} | SETTINGS | {"weights": str(self.weights)} | changes)
 
 
 def coloured_cache(

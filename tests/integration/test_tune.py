@@ -39,7 +39,9 @@ from tasks.tune.trial import Pruned, run_trial
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.rank_errors import wait_after_an_epoch
 
-SMALL = TrainConfig(model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, seed=3)
+SMALL = TrainConfig(
+    recipe="given", model="squeezenet1_1", weights="none", freeze_backbone=False, batch_size=8, max_epochs=2, seed=3
+)
 RATES = {"learning_rate": Range(low=1e-8, high=2e-8, log=True)}
 
 
