@@ -69,7 +69,7 @@ DEFAULTS: dict[str, Any] = {
 """Values of settings that neither the user nor the recipe gives: the defaults of release 0.2."""
 
 RECIPE_VERSION = 1
-"""Version of what the recipes choose; increment it when they choose something else, which makes other training runs."""
+"""Version of what recipes choose, which is part of the keys of training runs."""
 
 
 class TrainConfig(FrozenConfig):
@@ -299,26 +299,20 @@ class TrainConfig(FrozenConfig):
                 way_out="leave freeze_backbone out, or set the recipe to head",
             )
         if self.weights == "none" and (self.freeze_backbone or self.recipe in {"head", "finetune"}):
-            what = "freeze_backbone is true" if self.freeze_backbone else f"the recipe is '{self.recipe}'"
+            what, name, instead = f"the recipe is '{self.recipe}'", "recipe", "the recipe to scratch"
+            if self.freeze_backbone:
+                what, name, instead = "freeze_backbone is true", "freeze_backbone", "freeze_backbone to false"
             raise WrongInput(
                 f"{what} with weights 'none', which would train a head on random features",
-                setting="freeze_backbone" if self.freeze_backbone else "recipe",
-                way_out="set freeze_backbone to false, or weights to DEFAULT, champion, a run or a path"
-                if self.freeze_backbone
-                else "set the recipe to scratch, or weights to DEFAULT, champion, a run or a path",
+                setting=name,
+                way_out=f"set {instead}, or weights to DEFAULT, champion, a run or a path",
             )
         if self.fine_tune and (self.trained == "all" or self.recipe == "head"):
-            reason = (
-                "freeze_backbone is false and every layer is trained from the start"
-                if self.freeze_backbone is False
-                else f"the recipe is '{self.recipe}'"
-            )
+            reason = "all layers are trained from the start" if self.trained == "all" else "the recipe is 'head'"
             raise WrongInput(
                 f"fine_tune has {len(self.fine_tune)} phases, but {reason}",
                 setting="fine_tune",
-                way_out="leave fine_tune out, or set freeze_backbone to true"
-                if self.freeze_backbone is False
-                else "leave fine_tune out, or set the recipe to finetune",
+                way_out="leave fine_tune out, or set the recipe to finetune",
             )
         return self
 

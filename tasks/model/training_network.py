@@ -5,12 +5,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
@@ -19,14 +16,10 @@ from tasks.model.depthwise import speed_up_depthwise
 from tasks.model.pretrained import (
     Preprocessing,
     check_model_name,
-    check_weights_file,
-    default_weights,
+    load_weights,
     package_of,
     preprocessing,
-    timm_config,
-    weights_digest,
 )
-from tasks.model_package.description import TIMM
 from tasks.model_package.network import AUXILIARY, ImageNetwork, NoHead, last_layer, new_network, replace_head
 
 logger = logging.getLogger("lakevision.train")
@@ -118,105 +111,6 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None
     with torch.no_grad():
         for name, value in module.named_buffers():
             value.copy_(buffers[name])
-
-
-def load_weights(name: str, weights: str) -> dict[str, Any] | None:
-    """Return the state dict that `weights` names, or None for 'none'.
-
-    In the checkpoint of another program it is an entry, such as `state_dict` or `model`.
-
-    Raises:
-        WrongInput: The file is missing or has not exactly one state dict, or the download failed.
-    """
-    if weights == "none":
-        return None
-    if weights == "DEFAULT":
-        return _load_timm(name) if name.startswith(TIMM) else _load_default(name)
-    path = check_weights_file(weights)
-    try:
-        # weights_only: a state dict is data, and an untrusted file must not run code.
-        state = load_file(path) if _is_safetensors(path) else torch.load(path, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise WrongInput(
-            f"train.weights is '{weights}', which is not a whole file of safetensors ({error})",
-            setting="train.weights",
-            way_out="copy it again",
-        ) from None
-    except Exception as error:  # Invalid files raise zip, pickle, key and type errors.
-        raise WrongInput(
-            f"train.weights is '{weights}', which is not a state dict ({type(error).__name__})",
-            setting="train.weights",
-            way_out="save one with torch.save(model.state_dict(), path)",
-        ) from error
-    if _is_state_dict(state):
-        return dict(state)
-    entries = {key: value for key, value in state.items() if _is_state_dict(value)} if isinstance(state, dict) else {}
-    if len(entries) != 1:
-        several = f"a file with {len(entries)} state dicts ({', '.join(map(str, entries))})"
-        raise WrongInput(
-            f"train.weights is '{weights}', which is {several if entries else 'not a state dict of tensors'}",
-            setting="train.weights",
-            way_out="save one of them with torch.save" if entries else "save model.state_dict()",
-        )
-    [(entry, found)] = entries.items()
-    logger.info("train.weights '%s': its entry '%s' is used", weights, entry)
-    return dict(found)
-
-
-def _is_safetensors(path: Path) -> bool:
-    """Return whether a file begins as safetensors do: 8 bytes with the length of a JSON object, then the object."""
-    with path.open("rb") as file:
-        return file.read(9)[8:] == b"{"
-
-
-def _is_state_dict(value: object) -> bool:
-    if not isinstance(value, dict) or not value:
-        return False
-    return all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in value.items())
-
-
-def _load_default(name: str) -> dict[str, Any]:
-    file = Path(torch.hub.get_dir()) / "checkpoints" / weights_digest(name, "DEFAULT")
-    existed = file.exists()
-    try:
-        # The digest is checked after a download, not for an existing file; both are loaded as data only.
-        state: dict[str, Any] = default_weights(name).get_state_dict(check_hash=True, weights_only=True)
-        return state
-    except Exception as error:  # The digest differs, the network is down, or the file is invalid.
-        if existed:
-            raise WrongInput(
-                f"train.weights is DEFAULT, and the file '{file}' is not a state dict ({type(error).__name__})",
-                setting="train.weights",
-                way_out="remove it to download it again",
-            ) from None
-        if not isinstance(error, OSError | RuntimeError):
-            raise
-        raise WrongInput(
-            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error})",
-            setting="train.weights",
-            way_out="set train.weights to the path of a state dict, or to none with train.freeze_backbone false",
-        ) from None
-
-
-def _load_timm(name: str) -> dict[str, Any]:
-    import timm
-
-    if not timm_config(name).has_weights:
-        raise WrongInput(
-            f"train.weights is DEFAULT, and timm has no pretrained weights of '{name}'",
-            setting="train.weights",
-            way_out="give another train.model, the path of a state dict, or none with train.freeze_backbone false",
-        )
-    try:
-        # timm loads safetensors, or with weights_only; its filters convert the names of other projects' files.
-        state: dict[str, Any] = timm.create_model(name.removeprefix(TIMM), pretrained=True).state_dict()
-        return state
-    except Exception as error:  # The client of the hub raises errors of several libraries.
-        raise WrongInput(
-            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error})",
-            setting="train.weights",
-            way_out="set train.weights to the path of a state dict, or to none with train.freeze_backbone false",
-        ) from None
 
 
 def build_classifier(

@@ -35,6 +35,8 @@ class TrainingContext:
     classifier: Classifier
     device: torch.device
     reducer: Reducer
+    features: tuple[str, CacheManifest] | None = None
+    """URL and manifest of the cached features of `train` and `val`, once a phase has computed or found them."""
 
     @cached_property
     def precision(self) -> torch.dtype | None:

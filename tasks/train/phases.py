@@ -9,7 +9,6 @@ from torch import nn
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
 from tasks.config.recipe import Phase, lower_is_better, phases_of
-from tasks.model.augmentation import make_augment
 from tasks.model.device import check_compiler, make_optimizer
 from tasks.progress.activity import expect_slow_steps
 from tasks.refs import TRAIN, VAL
@@ -57,7 +56,8 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
     # Chosen once per phase: with the free memory of another process, a resumed run would have another order of images.
     batch_size = progress.batch_size = progress.batch_size or context.batch_size(model, train)
     if takes_features:
-        url, features = materialize_features(context, (TRAIN, VAL))
+        context.features = context.features or materialize_features(context, (TRAIN, VAL))
+        url, features = context.features
         loaders = _feature_loaders(context, batch_size, url, features)
         if train.recipe != "given":
             model = standardized(model, url, features)
@@ -69,13 +69,16 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
             limit = GRAPHS_PER_PHASE * (len(phases_of(context.spec.train)) + context.spec.train.plans_fine_tuning)
             torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, limit)
             classifier.network.compile()
+    augment = None
+    if train.augmentation.is_on and not takes_features:
+        from tasks.model.augmentation import make_augment  # Here: it loads torchvision's transforms.
+
+        augment = make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes))
     settings = StepSettings(
         label_smoothing=train.label_smoothing,
         max_gradient_norm=train.max_gradient_norm,
         class_weights_K=context.class_weights(),
-        augment=None
-        if takes_features
-        else make_augment(train.augmentation, context.manifest.image_size, len(context.manifest.classes)),
+        augment=augment,
         seed=train.seed,
         accumulate_steps=train.accumulate_steps,
         sync_batch_norm=context.reducer.num_ranks > 1 and distributed is not None and distributed.sync_batch_norm,

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
-from tasks.model.training_network import load_weights
+from tasks.model.pretrained import load_weights
 from tasks.paths import local_path
 from tasks.storage import resolve_storage
 from tasks.tracking.server import prepare_tracking

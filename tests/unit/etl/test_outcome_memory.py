@@ -20,7 +20,7 @@ SELECT printf('c/%08d.jpg', i) AS path, 'c' AS label, 'train' AS split, 3 AS siz
     TIMESTAMPTZ '2026-01-01' AS modified_at, TIMESTAMPTZ '2026-01-01' AS changed_at, i AS inode, NULL AS ledger_sha256,
     sha256((CASE WHEN i % 100 = 50 THEN (i * 7919 + 1) % {COUNT} ELSE i END)::VARCHAR) AS sha256,
     printf('part-%05d-0123456789abcdef0123456789abcdef-0123456789ab.parquet', i // 1024) AS part,
-    NULL AS reason, NULL AS detail, NULL AS read_failed
+    NULL AS reason, NULL AS detail, NULL AS read_failed, NULL AS dhash
 FROM range({COUNT}) s(i)
 """  # noqa: S608  # numbers of this module
 """Rows of files that were read into parts, of which each has copies of images in other parts."""

@@ -22,8 +22,8 @@ from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
-from tasks.model.pretrained import check_model_name, classifier_names, preprocessing, weights_digest
-from tasks.model.training_network import Classifier, build_classifier, load_weights
+from tasks.model.pretrained import check_model_name, classifier_names, load_weights, preprocessing, weights_digest
+from tasks.model.training_network import Classifier, build_classifier
 from tasks.model_package.classifier import ImageClassifier, save_classifier
 from tasks.model_package.description import DESCRIPTION_FILE, InvalidPackage
 from tasks.model_package.pyfunc import ImageModel

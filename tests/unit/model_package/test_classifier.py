@@ -306,6 +306,8 @@ def test_saved_model_has_two_files(tmp_path: Path) -> None:
         "model": MODEL,
         "classes": list(CLASSES),
         "image_size": SIDE,
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
         "precision": "float32",
         "temperature": 1.0,
         "weights_sha256": hashlib.sha256((tmp_path / WEIGHTS_FILE).read_bytes()).hexdigest(),

@@ -15,8 +15,8 @@ from tasks.checks.trainable import check_training
 from tasks.config.cache import CacheConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
-from tasks.model.pretrained import weights_digest
-from tasks.model.training_network import build_classifier, load_weights
+from tasks.model.pretrained import load_weights, weights_digest
+from tasks.model.training_network import build_classifier
 from tasks.model_package.network import IMAGENET_CLASSES
 from tests.builders.small_network import SMALL
 

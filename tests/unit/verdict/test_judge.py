@@ -64,7 +64,7 @@ def test_few_images_have_a_verdict(
         ({"weights": "none", "freeze_backbone": False}, "none: train.weights is 'none'"),
         ({"freeze_backbone": False}, "none: training has no cached features"),
         ({"feature_cache": False}, "none: training has no cached features"),
-        ({"augmentation": {"flip": True}}, "none: training has no cached features"),
+        ({"recipe": "head", "augmentation": {"flip": True}}, "none: training has no cached features"),
     ],
 )
 def test_training_without_features_has_no_verdict(
