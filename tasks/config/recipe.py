@@ -13,7 +13,7 @@ from tasks.config.train import DEFAULTS, AugmentationConfig, TrainConfig
 
 
 class PhaseTrain(TrainConfig):
-    """Settings of a phase, each with a value. The defaults are those of release 0.2, and of the recipe given."""
+    """Settings of a phase, each with a value. The defaults are those of release 0.1.0, and of the recipe given."""
 
     freeze_backbone: bool = DEFAULTS["freeze_backbone"]
     optimizer: Literal["adam", "adamw", "sgd"] = DEFAULTS["optimizer"]

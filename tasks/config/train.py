@@ -66,7 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "max_epochs": 20,
     "monitor": "val_accuracy",
 }
-"""Values of settings that neither the user nor the recipe gives: the defaults of release 0.2."""
+"""Values of settings that neither the user nor the recipe gives: the defaults of release 0.1.0."""
 
 RECIPE_VERSION = 1
 """Version of what recipes choose, which is part of the keys of training runs."""
@@ -91,7 +91,7 @@ class TrainConfig(FrozenConfig):
         "auto",
         description="Trained layers, and the settings for them. With head, the new head alone. With finetune, then all "
         "layers. With auto, these for as long as max_seconds allows, or scratch with weights none. With scratch, all "
-        "layers at once. With given, as freeze_backbone and fine_tune say, with the defaults of release 0.2",
+        "layers at once. With given, as freeze_backbone and fine_tune say, with the defaults of release 0.1.0",
     )
     freeze_backbone: bool | None = Field(
         None,
@@ -375,7 +375,7 @@ class TrainConfig(FrozenConfig):
         names = type(self).model_fields.keys() - kept - limits - {"environment", "trace_steps"}
         if self.recipe != "given":
             return hashed_settings(self, names) | self.neutral | {"recipe_version": RECIPE_VERSION}
-        # With the keys of release 0.2, whose settings had these values.
+        # With the keys of release 0.1.0, whose settings had these values.
         left = {name: value for name, value in DEFAULTS.items() if getattr(self, name) in {None, "auto"}}
         left["augmentation"] = self.augmentation.model_copy(update={"by_recipe": False})
         return hashed_settings(self.model_copy(update=left), names) | self.neutral

@@ -35,7 +35,7 @@ class EpochMetrics:
     train_seconds: float
     validation_seconds: float
     val_calibrated_loss: float = math.nan
-    """Loss at the temperature of CALIBRATED that fits best; NaN in checkpoints of release 0.2."""
+    """Loss at the temperature of CALIBRATED that fits best; NaN in checkpoints of release 0.1.0."""
 
     def values(self) -> dict[str, float]:
         """Return the metrics by name, without the number of the epoch and values that are NaN."""

@@ -125,7 +125,7 @@ def patient_from(train: PhaseTrain, warmup_epochs: float) -> float:
     """Return the epoch of a phase from which patience counts: after the warm-up, and half of a schedule that falls.
 
     Before its rate falls, an epoch without improvement says little about those to come. The recipe given counts from
-    the warm-up on, as release 0.2.
+    the warm-up on, as release 0.1.0.
     """
     falls = train.schedule in {"cosine", "one_cycle"} and train.recipe != "given"
     return warmup_epochs + (train.max_epochs - warmup_epochs) / 2 if falls else warmup_epochs

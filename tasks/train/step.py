@@ -102,7 +102,7 @@ class WeightAverage:
     """Moving average of a model over the steps of a phase, with exponential weights.
 
     Batch norm's statistics, which all ranks have in common after an epoch, are averaged once per epoch, with the
-    weights of its steps. In release 0.2 they were those of the model, and still are with the recipe given.
+    weights of its steps. In release 0.1.0 they were those of the model, and still are with the recipe given.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ def test_given_settings_win_over_those_of_the_recipe() -> None:
     assert (tuned.learning_rate, tuned.max_epochs, tuned.weight_decay) == (0.5, 5, ALL_LAYERS["weight_decay"])
 
 
-def test_recipe_given_is_that_of_release_0_2() -> None:
+def test_recipe_given_is_that_of_release_0_1_0() -> None:
     """Runs that recorded no recipe train as they did."""
     values = values_of(TrainConfig(recipe="given"))
 
