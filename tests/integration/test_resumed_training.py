@@ -68,6 +68,32 @@ def test_second_phase_resumes_at_its_start_after_its_first_step_and_in_its_last_
     assert run_metrics(workspace.uninterrupted, run)["best_epoch"] >= 2
 
 
+def test_recipe_resumes_along_its_path_and_in_the_planned_phase(workspace, tmp_path, monkeypatch):
+    """A process that resumes takes over the plan, however fast its machine is."""
+    planned: list[bool] = []
+
+    def epoch_seconds(_context: object, *, flip: bool) -> float:
+        planned.append(flip)
+        return 400.0
+
+    monkeypatch.setattr("tasks.train.plan._epoch_seconds", epoch_seconds)
+    train = workspace.settings(recipe="auto", max_epochs=1, max_seconds=1000, monitor="auto")
+    interruptions = [
+        Interruption("terminated", STEPS + 3, leaves=(1, 1, 18)),
+        Interruption("killed", 5 + STEPS + 2, leaves=(2, 3, 0), repeated=2),
+        Interruption("terminated", 2 * STEPS + 3, leaves=(5, 5, 18)),
+        Interruption("terminated in validation", 5, leaves=(5, 5, 45)),
+    ]
+    run, rank = check_resumed(workspace, train, interruptions, tmp_path)
+
+    assert len(planned) == 2, "once for each of the two runs"
+    assert rank.epochs == list(range(5 + 2))
+    metrics = run_metrics(workspace.uninterrupted, run)
+    assert metrics["best_val_calibrated_loss"] == min(
+        loss for _step, loss in logged_metrics(workspace.uninterrupted, run)["val_calibrated_loss"]
+    )
+
+
 def test_full_network_resumes_with_the_same_augmented_images(workspace, tmp_path):
     """Crops, flips and mixup partners are drawn per step, and are the same in every process."""
     train = workspace.settings(
