@@ -85,30 +85,36 @@ class Phase:
     """Settings in this phase."""
     whole: bool = False
     """True if it is judged over its whole schedule: patience does not end it."""
-    on_features: bool = False
-    """True if it is left out where the head is not trained on cached features."""
+
+    @property
+    def name(self) -> str:
+        """Name of the phase on the card."""
+        head = "head" if self.train.freeze_backbone else "all layers"
+        layers = {None: head, "all": "all layers"}.get(self.unfreeze_from, f"from {self.unfreeze_from}")
+        return f"{layers}, weight decay {self.train.weight_decay:g}"
 
 
 def values_of(train: TrainConfig, chosen: Mapping[str, Any] | None = None) -> PhaseTrain:
     """Return the settings with a value for each: the given one, the chosen one, or the default of PhaseTrain."""
-    given = {name: value for name, value in train if value is not None and (name, value) != ("monitor", "auto")}
+    given = {name: value for name, value in train if value is not None and not (name in DEFAULTS and value == "auto")}
     by_recipe = {} if train.recipe == "given" else {**ALWAYS, **(chosen or {})}
     return PhaseTrain.model_construct(**{**by_recipe, **given})
 
 
-def phases_of(train: TrainConfig, plan: FineTuningPlan | None = None) -> list[Phase]:
+def phases_of(train: TrainConfig, plan: FineTuningPlan | None = None, *, on_features: bool = True) -> list[Phase]:
     """Return the phases in order.
 
     Args:
         train: Settings of the training run.
         plan: Plan of the fine-tuning by the recipe; None leaves it out.
+        on_features: Whether the head can be trained on cached features, where a path of weight decays takes seconds.
     """
     if train.trained == "all":
         return [Phase(0, None, values_of(train, {"freeze_backbone": False}))]
     phases = [Phase(0, None, values_of(train, HEAD))]
-    if train.recipe != "given" and train.weight_decay is None and train.makes_features:
+    if train.recipe != "given" and train.weight_decay is None and train.makes_features and on_features:
         phases = [
-            Phase(number, None, values_of(train, {**HEAD, "weight_decay": decay}), on_features=number > 0)
+            Phase(number, None, values_of(train, {**HEAD, "weight_decay": decay}))
             for number, decay in enumerate(HEAD_WEIGHT_DECAYS)
         ]
     later = len(phases)

@@ -55,7 +55,6 @@ class FineTunePhase(FrozenConfig):
 
 AUTO_SECONDS = 600
 """Time budget of the recipe auto, in seconds, where none is given: a short break at work."""
-
 DEFAULTS: dict[str, Any] = {
     "freeze_backbone": True,
     "optimizer": "adam",
@@ -66,7 +65,7 @@ DEFAULTS: dict[str, Any] = {
     "max_epochs": 20,
     "monitor": "val_accuracy",
 }
-"""Values of settings that neither the user nor the recipe gives: the defaults of release 0.1.0."""
+"""Values of settings that neither the user nor the recipe (`tasks.config.recipe`) gives: those of release 0.1.0."""
 
 RECIPE_VERSION = 1
 """Version of what recipes choose, which is part of the keys of training runs."""
@@ -74,8 +73,6 @@ RECIPE_VERSION = 1
 
 class TrainConfig(FrozenConfig):
     """One training run, in a single process or on several ranks."""
-
-    # A setting that is None has the value that the recipe chooses, in each phase (`tasks.config.recipe`).
 
     model: str = Field(
         "mobilenet_v2", min_length=1, description="Any classifier of torchvision.models.get_model, or timm:NAME"
@@ -98,8 +95,8 @@ class TrainConfig(FrozenConfig):
         description="true: train only the new head, which requires pretrained weights. false: train all layers from "
         "the start. Empty: as the recipe says",
     )
-    optimizer: Literal["adam", "adamw", "sgd"] | None = Field(
-        None, description="Optimizer; sgd uses momentum 0.9. Empty: that of the recipe"
+    optimizer: Literal["auto", "adam", "adamw", "sgd"] = Field(
+        "auto", description="Optimizer; sgd uses momentum 0.9. auto: that of the recipe"
     )
     learning_rate: float | None = Field(
         None,
@@ -108,10 +105,10 @@ class TrainConfig(FrozenConfig):
         description="Learning rate for reference_batch_size images per step over all ranks, without the phases of "
         "fine-tuning. Empty: that of the recipe",
     )
-    schedule: Literal["cosine", "constant", "one_cycle", "plateau"] | None = Field(
-        None,
+    schedule: Literal["auto", "cosine", "constant", "one_cycle", "plateau"] = Field(
+        "auto",
         description="Learning rate schedule. `cosine`: decay to 0 at max_epochs. `constant`: no decay. `one_cycle`: "
-        "rise, then decay. `plateau`: division by 10 after plateau_epochs without improvement. Empty: cosine",
+        "rise, then decay. `plateau`: division by 10 after plateau_epochs without improvement. auto: cosine",
     )
     layer_decay: Annotated[float | None, AsBefore(None)] = Field(
         None,
@@ -391,8 +388,8 @@ class TrainConfig(FrozenConfig):
         return threads | ({"compile": False} if self.trains_head_only else {})
 
 
-NETWORK = {name: ("train", name) for name in ("model", "weights", "recipe")}
-DEVICE_AND_EPOCHS = {name: ("train", name) for name in ("device", "max_epochs", "freeze_backbone")}
+NETWORK = {name: ("train", name) for name in ("model", "weights")}
+DEVICE_AND_EPOCHS = {name: ("train", name) for name in ("recipe", "device", "max_epochs", "freeze_backbone")}
 
 
 class TrainRun(CacheRun):

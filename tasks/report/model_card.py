@@ -7,7 +7,6 @@ derived from the training run.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 
 import torch
 from pydantic import BaseModel
@@ -16,7 +15,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.commands import flow_command
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
-from tasks.config.recipe import FineTuningPlan, lower_is_better, monitored, phases_of, total_epochs
+from tasks.config.recipe import FineTuningPlan, lower_is_better, monitored, total_epochs
 from tasks.config.train import TrainConfig
 from tasks.errors import join_names
 from tasks.interval import wilson_interval
@@ -51,8 +50,8 @@ class TrainingFacts:
     device: str
     history: Sequence[EpochMetrics]
     best_epoch: int
-    phase_starts: Sequence[int]
-    """First epoch of each phase."""
+    phases: Sequence[tuple[int, str]]
+    """First epoch and name of each phase."""
     test: DetailedEvaluation
     """Metrics of the serving form on the split `test`."""
     precision: Precision
@@ -290,19 +289,17 @@ def _training(facts: TrainingFacts) -> str:
 
 def _phases(facts: TrainingFacts) -> list[str]:
     """Return a table of the best epoch of each phase, in a list; an empty list with one phase."""
-    monitor, phases = monitored(facts.train), phases_of(facts.train, facts.plan)
+    monitor = monitored(facts.train)
     best_of = min if lower_is_better(monitor) else max
+    ends = [start for start, _name in facts.phases[1:]] + [len(facts.history)]
     rows = []
-    for phase, (start, end) in zip(phases, pairwise([*facts.phase_starts, len(facts.history)]), strict=False):
-        epochs = facts.history[start:end]
-        if not epochs:
+    for (start, name), end in zip(facts.phases, ends, strict=True):
+        if not (epochs := facts.history[start:end]):
             continue
         best = best_of(epochs, key=lambda epoch: float(getattr(epoch, monitor)))
-        layers = "all layers" if phase.unfreeze_from == "all" else markdown_code(phase.unfreeze_from or "head")
-        name = f"{layers}, weight decay {phase.train.weight_decay:g}"
         kept = "chosen" if start <= facts.best_epoch < end else ""
         values = f"{best.val_accuracy:.4f}", f"{getattr(best, monitor):.4f}"
-        rows.append([name, f"{len(epochs)}", str(best.epoch), *values, kept])
+        rows.append([markdown_text(name), f"{len(epochs)}", str(best.epoch), *values, kept])
     if len(rows) < 2:
         return []
     return [markdown_table(["phase", "epochs", "best epoch", "val accuracy", monitor.replace("_", " "), ""], rows)]

@@ -107,8 +107,8 @@ class Progress:
     """Training and validation time of the finished epochs, over all starts."""
     plan: dict[str, Any] = field(default_factory=dict)
     """The `FineTuningPlan` of the recipe; empty until the head is trained."""
-    phases: list[int] = field(default_factory=list)
-    """First epoch of each phase that has begun."""
+    phases: list[tuple[int, str]] = field(default_factory=list)
+    """First epoch and name of each phase that has begun."""
     classes: tuple[str, ...] = ()
     """Class names in the order of the logits."""
     provenance: dict[str, str] = field(default_factory=dict)

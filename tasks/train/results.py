@@ -309,7 +309,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         device=str(context.device),
         backend_reason=context.spec.backend_reason,
         history=progress.history,
-        phase_starts=progress.phases,
+        phases=progress.phases,
         plan=FineTuningPlan.model_validate(progress.plan) if progress.plan else None,
         best_epoch=best.epoch,
         test=test,

@@ -57,6 +57,7 @@ class Training:
         self._train = spec.train
         self._reducer = reducer
         self._began = time.monotonic()
+        self._on_features = False
         self._on_epoch = on_epoch
         self.writes = writes_checkpoints(spec, reducer.rank)
         self.checkpoints = Checkpoints(self.folder, self._train.keep_checkpoints, spec.identity)
@@ -145,7 +146,7 @@ class Training:
                 progress.stopping = replace(progress.stopping, epochs_without_improvement=0)
             trainable = prepare_phase(context, phase, progress)
             if is_new:
-                progress.phases = [*progress.phases, progress.first_epoch]
+                progress.phases = [*progress.phases, (progress.first_epoch, phase.name)]
                 progress.average = {}
                 if phase.number > 0:
                     progress.best_state = copy_of_state(trainable.model)
@@ -162,8 +163,8 @@ class Training:
 
     def _phases(self, context: TrainingContext) -> Iterator[Phase]:
         """Yield the phases; the fine-tuning of a recipe is planned after those before it, unless it was before."""
-        on_features = trains_on_features(context)
-        yield from (phase for phase in phases_of(self._train) if on_features or not phase.on_features)
+        self._on_features = trains_on_features(context)
+        yield from phases_of(self._train, on_features=self._on_features)
         if not self._train.plans_fine_tuning:
             return
         if not self.progress.plan:
@@ -175,7 +176,8 @@ class Training:
         if self._record is not None:
             logger.info("fine-tuning: %s", plan.reason)
             self._record.set_plan(plan)
-        yield from (phase for phase in phases_of(self._train, plan) if phase.unfreeze_from is not None)
+        phases = phases_of(self._train, plan, on_features=self._on_features)
+        yield from (phase for phase in phases if phase.whole)
 
     def _seconds_left(self) -> float:
         """Return the seconds of the budget for fine-tuning: without those since the start of this process."""
@@ -224,7 +226,7 @@ class Training:
                 logger.info("epoch %d: %.1f %% of %.1f s waited for data", metrics.epoch, waited, metrics.train_seconds)
             if self._on_epoch is not None and reducer.rank == 0:
                 plan = FineTuningPlan.model_validate(progress.plan) if progress.plan else self._spec.plan
-                phases = phases_of(train, plan)
+                phases = phases_of(train, plan, on_features=self._on_features)
                 is_last = phase.number == phases[-1].number and not has_epochs_left(progress, phase.train.max_epochs)
                 later = sum(other.train.max_epochs for other in phases if other.number > phase.number)
                 reported = ReportedEpoch(

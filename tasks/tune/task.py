@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
+from tasks.config.recipe import monitored
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun, TuneConfig, TuneRun
 from tasks.environment import mlflow_page
@@ -78,7 +79,7 @@ def search_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: 
 
 def publish_search(result: SearchResult, searched: Sequence[str], storage: Storage) -> None:
     """Publish a table of all trials, a table of the best settings, and a link to the parent MLflow run."""
-    monitor = result.best.monitor
+    monitor = monitored(result.best)
     best: list[dict[str, Any]] = [
         {"setting": f"train.{name}", "value": getattr(result.best, name)} for name in searched
     ]

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import ElementClickInterceptedException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -54,6 +55,29 @@ def log_in(page: webdriver.Chrome, auth: str) -> None:
     field.clear()
     field.send_keys(auth)
     page.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
+
+
+def open_summary(page: webdriver.Chrome, url: str, path: str, auth: str) -> WebElement:
+    """Log in to the page of a run, click its artifacts and the summary, and return the title above its mistakes."""
+    wait = WebDriverWait(page, WAIT_SECONDS)
+
+    def clicked(found: WebElement) -> bool:
+        try:
+            found.click()
+        except ElementClickInterceptedException:  # A message is in front of it.
+            return False
+        return True
+
+    page.get(f"{url}/login?redirect={path}")
+    log_in(page, auth)
+    for link in (
+        "//li[normalize-space(.)='Artifacts']",
+        "//a[contains(., 'summary')][contains(@href, 'artifact')]",
+    ):
+        found = wait.until(lambda shown, link=link: shown.find_element(By.XPATH, link))
+        page.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+        wait.until(lambda _shown, found=found: clicked(found))
+    return wait.until(lambda shown: shown.find_element(By.XPATH, "//h2[contains(., 'Which images it gets wrong')]"))
 
 
 def log_in_to_mlflow(page: webdriver.Chrome, url: str, auth: str) -> None:

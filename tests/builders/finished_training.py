@@ -71,7 +71,7 @@ def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
         "device": "cpu",
         "history": history_of(3),
         "best_epoch": 1,
-        "phase_starts": [0],
+        "phases": [(0, "head, weight decay 0")],
         "test": evaluation_of(),
         "precision": "bfloat16",
         "temperature": 1.25,

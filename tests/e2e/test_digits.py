@@ -8,11 +8,10 @@ from urllib.parse import quote
 
 import psutil
 import pytest
-from selenium.common.exceptions import ElementClickInterceptedException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.builders.chromium import WAIT_SECONDS, chromium, log_in, log_in_to_mlflow, text_of
+from tests.builders.chromium import WAIT_SECONDS, chromium, log_in_to_mlflow, open_summary, text_of
 from tests.builders.processes import free_port, plain_environment, run_printed, run_python
 from tests.builders.stack import running_up
 
@@ -129,18 +128,7 @@ def test_mistakes_are_two_clicks_behind_the_login_of_the_printed_page(demo, tmp_
     (path,) = re.findall(r"Prefect UI  http://[^/]+(/runs/flow-run/\S+)", printed)
     with running_up(home) as up, chromium() as page:
         wait = WebDriverWait(page, WAIT_SECONDS)
-        page.get(f"{up.url}/login?redirect={path}")
-        log_in(page, up.auth)
-        for link in (
-            "//li[normalize-space(.)='Artifacts']",
-            "//a[contains(., 'summary')][contains(@href, 'artifact')]",
-        ):
-            found = wait.until(lambda shown, link=link: shown.find_element(By.XPATH, link))
-            page.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
-            wait.until(lambda _shown, found=found: clicked(found))
-        title = wait.until(
-            lambda shown: shown.find_element(By.XPATH, "//h2[contains(., 'Which images it gets wrong')]")
-        )
+        title = open_summary(page, up.url, path, up.auth)
         page.save_screenshot(str(tmp_path / "summary.png"))
         assert title.rect["y"] < 2 * 900
         assert page.find_element(By.TAG_NAME, "h1").text.startswith("demo-digits version 1, test accuracy")
@@ -168,15 +156,6 @@ def test_mistakes_are_two_clicks_behind_the_login_of_the_printed_page(demo, tmp_
             "resnet18 16 px, from scratch, batch_size 64, max_epochs 5",
             "resnet18 16 px, 2 ranks, from scratch, batch_size 64, max_epochs 5",
         ]
-
-
-def clicked(found) -> bool:
-    """Click an element unless a message is in front of it; return whether it was clicked."""
-    try:
-        found.click()
-    except ElementClickInterceptedException:
-        return False
-    return True
 
 
 @pytest.mark.long

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.chromium import chromium, open_summary, text_of
 from tests.builders.phone_folder import IGNORED, LEFT_BY_SYSTEMS, PER_CLASS, write_phone_folder
 from tests.builders.processes import free_port, plain_environment, run_printed, run_python
+from tests.builders.stack import running_up
 
 
 @pytest.mark.long
@@ -47,3 +49,10 @@ def test_phone_folder_goes_to_predictions_with_two_commands(tmp_path: Path) -> N
     }
     assert {row["predicted"] for row in rows.values()} <= {"beach", "forest"}
     assert f"{2 * PER_CLASS} files, 0 of them failed, {len(IGNORED)} other files ignored" in second.stderr
+
+    (path,) = re.findall(r"Prefect UI  http://[^/]+(/runs/flow-run/\S+)", first.stdout)
+    with running_up(home) as up, chromium() as page:
+        assert open_summary(page, up.url, path, up.auth).rect["y"] < 2 * 900
+        shown = text_of(page)
+        assert command in shown
+        assert f"{2 * PER_CLASS} ingested, 0 quarantined" in shown

@@ -108,6 +108,7 @@ def test_training_continues_during_an_outage_and_loses_no_metric(tmp_path, make_
     run = train_model(
         TrainingSpec(
             train=TrainConfig(
+                recipe="given",
                 model="squeezenet1_1",
                 weights=str(weights),
                 batch_size="auto",

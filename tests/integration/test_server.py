@@ -460,7 +460,7 @@ def test_invalid_config_is_rejected_before_submission(api, config, expected):
 @pytest.mark.parametrize(
     ("config", "setting"),
     [
-        ({"source": "/a", "weights": "none"}, "train.freeze_backbone"),
+        ({"source": "/a", "weights": "none", "recipe": "head"}, "train.recipe"),
         ({"source": "/a", "weights": "none", "freeze_backbone": True}, "train.freeze_backbone"),
         (
             {"source": "/a", "freeze_backbone": False, "train": {"fine_tune": [{"unfreeze_from": "all"}]}},

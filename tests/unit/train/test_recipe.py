@@ -195,7 +195,7 @@ def test_statistics_of_batch_norm_are_kept_in_fine_tuning_by_the_recipe(cache: C
     trainable = prepare_phase(context, phases_of(context.spec.train, PLAN)[-1], start_progress(phase=5))
     before = {name: value.clone() for name, value in context.classifier.state_dict().items()}
 
-    progress = start_progress(phase=5, phases=[0])
+    progress = start_progress(phase=5, phases=[(0, "all layers")])
     loop = replace(trainable.loop, max_epochs=1)
     fit(trainable.model, trainable.loaders, trainable.optimizer, loop, progress, lambda _metrics, _progress: None)
 
