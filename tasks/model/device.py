@@ -157,7 +157,8 @@ def parameter_groups(train: PhaseTrain, model: nn.Module) -> list[dict[str, Any]
     trained = [[value for value in layer if value.requires_grad] for layer in layers if layer]
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for number, layer in enumerate(trained):
-        fraction = train.layer_decay ** (1 - number / max(1, len(trained) - 1))
+        depth = number / (len(trained) - 1) if len(trained) > 1 else 1.0
+        fraction = train.layer_decay ** (1 - depth)
         for value in layer:
             groups.setdefault((fraction, value.ndim > 1), []).append(value)
     return [

@@ -293,7 +293,7 @@ def _phases(facts: TrainingFacts) -> list[str]:
     best_of = min if lower_is_better(monitor) else max
     ends = [start for start, _name in facts.phases[1:]] + [len(facts.history)]
     rows = []
-    for (start, name), end in zip(facts.phases, ends, strict=True):
+    for (start, name), end in zip(facts.phases, ends, strict=False):  # A run of release 0.1.0 has none.
         if not (epochs := facts.history[start:end]):
             continue
         best = best_of(epochs, key=lambda epoch: float(getattr(epoch, monitor)))

@@ -139,7 +139,7 @@ class Training:
         for phase in self._phases(context):
             if phase.number < progress.phase:
                 continue
-            is_new = phase.number > progress.phase or not progress.phases
+            is_new = phase.number > progress.phase or checkpoint is None
             if phase.number > progress.phase:
                 # A new phase starts with the best weights so far, and counts its own patience.
                 progress.phase, progress.first_epoch, progress.batch_size = phase.number, progress.next_epoch, None

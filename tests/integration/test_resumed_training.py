@@ -94,6 +94,26 @@ def test_recipe_resumes_along_its_path_and_in_the_planned_phase(workspace, tmp_p
     )
 
 
+def test_checkpoint_of_an_earlier_release_resumes_in_a_later_phase(workspace, tmp_path):
+    """It has neither plan nor phases, and its average and best weights are those of the phase."""
+    train = workspace.settings(
+        max_epochs=1,
+        learning_rate=1e-5,
+        ema_decay=0.5,
+        fine_tune=[FineTunePhase(unfreeze_from="conv5", learning_rate=1e-3, max_epochs=2)],
+    )
+
+    def make_rank(interruption: Interruption | None) -> CountingRank:
+        for path in workspace.interrupted.checkpoints.glob("*/step-01-*.pt"):
+            content = torch.load(path, weights_only=True)
+            content = {name: value for name, value in content.items() if name not in {"plan", "phases"}}
+            torch.save(content, path)
+        return CountingRank(interruption)
+
+    interruptions = [Interruption("terminated", 2 * STEPS + 3, leaves=(1, 2, 18))]
+    check_resumed(workspace, train, interruptions, tmp_path, make_rank)
+
+
 def test_full_network_resumes_with_the_same_augmented_images(workspace, tmp_path):
     """Crops, flips and mixup partners are drawn per step, and are the same in every process."""
     train = workspace.settings(

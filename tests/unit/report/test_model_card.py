@@ -11,6 +11,7 @@ import torch
 from flows.command_line import parse_arguments
 from tasks.cache.manifest import open_cache
 from tasks.config.distributed import DistributedConfig, TrainDistributedRun
+from tasks.config.recipe import FineTuningPlan
 from tasks.config.train import TrainConfig, TrainRun
 from tasks.model.pretrained import preprocessing
 from tasks.refs import CacheRef
@@ -230,3 +231,22 @@ def test_only_the_first_of_many_classes_are_listed(cache: CacheRef) -> None:
     assert "class-029 and 170 more. Every image" in card
     assert "class-029 (1) and 170 more." in card
     assert "class-030" not in card
+
+
+def test_card_has_the_best_epoch_of_each_phase(cache: CacheRef) -> None:
+    """The phase of the chosen epoch is marked; a single phase has no table, nor has a run that recorded none."""
+    plan = FineTuningPlan(epochs=1, flip=True, reason="1 epochs of all layers: because")
+    phases = [(0, "head, weight decay 3"), (2, "all layers, weight decay 0.05")]
+    facts = facts_of(cache, train=TrainConfig(), plan=plan, phases=phases)
+    card = card_of(facts)
+
+    metrics = facts.history[1]
+    values = [f"{metrics.val_accuracy:.4f}", f"{metrics.val_calibrated_loss:.4f}"]
+    best = min((0, 1), key=lambda epoch: facts.history[epoch].val_calibrated_loss)
+    assert rows_of(card, "head, weight decay 3")[1:3] == ["2", str(best)]
+    assert rows_of(card, "head, weight decay 3")[5] == "chosen"
+    assert rows_of(card, "all layers, weight decay 0.05")[1:3] == ["1", "2"]
+    assert rows_of(card, "fine-tuning") == ["fine-tuning", "1 epochs of all layers: because"]
+    assert best != 1 or rows_of(card, "head, weight decay 3")[3:5] == values
+    for few in ([], phases[:1]):
+        assert "| phase |" not in card_of(facts_of(cache, phases=few))

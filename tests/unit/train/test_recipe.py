@@ -22,6 +22,7 @@ from tasks.config.train import AugmentationConfig, FineTunePhase, TrainConfig
 from tasks.metrics.evaluate import CALIBRATED, evaluate
 from tasks.model.device import RATE_FRACTION, make_optimizer
 from tasks.model.training_network import build_classifier
+from tasks.model_package.serving import serving_network
 from tasks.refs import TEST, TRAIN, VAL, CacheRef
 from tasks.train import plan as planning
 from tasks.train.context import TrainingContext
@@ -148,6 +149,8 @@ def test_rates_grow_from_the_first_layer_to_the_head_and_norms_do_not_decay() ->
     for value in classifier.parameters():
         assert groups[id(value)]["weight_decay"] == (train.weight_decay if value.ndim > 1 else 0.0)
     assert isinstance(optimizer, torch.optim.AdamW)
+    (alone,) = {group[RATE_FRACTION] for group in make_optimizer(train, torch.nn.Linear(2, 2)).param_groups}
+    assert alone == 1.0, "the head alone has the whole rate"
 
 
 def context_with_weights(cache: CacheRef, **settings: Any) -> TrainingContext:
@@ -203,6 +206,17 @@ def test_statistics_of_batch_norm_are_kept_in_fine_tuning_by_the_recipe(cache: C
     assert changed == {name for name, value in context.classifier.named_parameters() if value.requires_grad}
     assert trainable.loop.step.augment is not None
     assert trainable.loop.patient_from == 4
+
+
+def test_network_with_dropout_of_the_head_is_served_as_without() -> None:
+    """The serving form, a trace of the network, drops nothing."""
+    torch.manual_seed(0)
+    classifier = build_classifier("mobilenet_v2", "none", 3, freeze_backbone=False, dropout=0.5).eval()
+    images = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
+
+    served = serving_network(classifier, "float32", temperature=1)
+
+    assert torch.allclose(served(images), classifier(images), atol=1e-3)
 
 
 @pytest.mark.parametrize(
