@@ -29,13 +29,8 @@ from tests.benchmarks.figures import Figure, write_figures
 from tests.benchmarks.peers import install_beside, log_file
 
 FASTAI = (
-    "fastai==2.8.12",
-    "fastcore<1.13",
-    "fastprogress<1.1",
-    "fasttransform",
-    "plum-dispatch",
-    "fastdownload",
-    "beartype",
+    *("fastai==2.8.4", "fastcore==1.8.7", "fastprogress<1.1", "fasttransform==0.0.2"),
+    *("plum-dispatch", "fastdownload", "beartype"),
 )
 """fastai, with the packages that it needs beside ours."""
 
