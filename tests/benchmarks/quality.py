@@ -49,7 +49,8 @@ def unequal(files: list[Path], number: int, count: int) -> dict[str, list[Path]]
     """Return 30 images of the first class to one of the last, an eighth as many for `val`, and fifteen for the test."""
     size = max(1, round(30 ** (1 - number / (count - 1))))
     num_val = max(1, round(size / 8)) if size > 1 else 0
-    return {"train": files[:size], "val": files[size : size + num_val], "test": files[-15:]}
+    others = files[:-15]  # A class of 31 images has fewer than 30 of them.
+    return {"train": others[:size], "val": others[size : size + num_val], "test": files[-15:]}
 
 
 def whole(files: list[Path], _number: int, _count: int) -> dict[str, list[Path]]:
