@@ -31,7 +31,7 @@ def pipeline(config: PipelineConfig = PipelineConfig()) -> PipelineSummary:
         start = settle_weights(config.train, storage, config.spark, config.promote.model_name, cache)
         release_memory_for_training(config.spark)
         own = config.single if config.trains_single else None
-        verdict = stages.run(give_verdict, config.train, cache, storage, own, config.ranks)
+        verdict = stages.run(give_verdict, start, cache, storage, own, config.ranks)
         single = distributed = None
         if config.trains_single:
             single = stages.run(train_single, start, cache, storage, config.single)

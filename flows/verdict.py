@@ -6,6 +6,7 @@ from tasks.cache.task import materialize
 from tasks.checks.task import check_trainable
 from tasks.config.pipeline import VerdictRun
 from tasks.etl.task import ingest
+from tasks.launch.task import settle_weights
 from tasks.orchestration.stage import run_stage
 from tasks.refs import Verdict
 from tasks.storage import resolve_storage
@@ -16,10 +17,11 @@ from tasks.verdict.task import give_verdict
 def verdict(config: VerdictRun = VerdictRun()) -> Verdict:
     """Ingest a folder of images, and estimate what the training of a head will reach."""
     storage = resolve_storage(config.storage)
-    run_stage(check_trainable, config.train, config.cache)
+    start = settle_weights(config.train, storage, config.spark)
+    run_stage(check_trainable, start, config.cache)
     etl = run_stage(ingest, config.etl, storage, config.spark)
     cache = run_stage(materialize, config.cache, etl.images, storage, config.spark)
-    return run_stage(give_verdict, config.train, cache, storage)
+    return run_stage(give_verdict, start, cache, storage)
 
 
 if __name__ == "__main__":

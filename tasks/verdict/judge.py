@@ -37,7 +37,7 @@ def obstacle(train: TrainConfig) -> str | None:
     """Return the reason why the settings of a training run allow no verdict, or None."""
     if train.weights == "none":
         return "train.weights is 'none', and features of random weights say nothing about a trained network"
-    own = "freeze_backbone or feature_cache is false, or augmentation is set"
+    own = "freeze_backbone or feature_cache is false, the recipe is scratch, or augmentation is set"
     return None if train.makes_features else f"training has no cached features of a frozen backbone: train.{own}"
 
 

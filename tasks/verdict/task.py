@@ -18,14 +18,15 @@ from tasks.train.spec import key_of
 
 logger = logging.getLogger("lakevision.verdict")
 
-DECISIVE = {"model", "freeze_backbone", "feature_cache", "augmentation", "seed", "device", "precision"}
-"""Settings of a training run that decide about its verdict, beside the content of its weights."""
+DECISIVE = {"model", "seed", "device", "precision"}
+"""Settings of a training run that decide about its verdict, beside its weights, and whether it makes features."""
 
 
 def _key(_context: TaskRunContext, parameters: dict[str, Any]) -> str:
     train = parameters["train"]
     decisive = {
         "train": train.model_dump(mode="json", include=DECISIVE),
+        "makes_features": train.makes_features,
         "weights": weights_digest(train.model, train.weights),
         "cache": parameters["cache"].model_dump(),
         "here": _trains_here(parameters["single"], parameters["distributed"]),

@@ -18,10 +18,11 @@ from tasks.config.train import TrainConfig
 from tasks.etl.task import choose_images
 from tasks.verdict.task import give_verdict
 from tests.builders.small_network import SMALL
+from tests.builders.untrained_model import log_run
 
 
 def test_flow_publishes_a_verdict_that_a_second_run_finds(prefect_harness, spark, storage, source, tmp_path):
-    """The result of the same cache is cached whatever the learning rate is; other machines give no verdict."""
+    """The result of the same cache is cached whatever the learning rate is; a run's model is fetched first."""
     torch.manual_seed(1)
     weights = tmp_path / "small.pt"
     torch.save(torchvision.models.get_model(SMALL, weights=None).state_dict(), weights)
@@ -44,6 +45,13 @@ def test_flow_publishes_a_verdict_that_a_second_run_finds(prefect_harness, spark
     again = give_verdict(other_rate, cache, storage, return_state=True)
     assert (again.name, again.result()) == ("Cached", found)
     assert not list(Path(storage.home).glob("checkpoints/*"))  # nothing was trained
+
+    from_scratch = TrainConfig(model=SMALL, weights=str(weights), recipe="scratch")
+    assert give_verdict(from_scratch, cache, storage).line.startswith("none: training has no cached features")
+
+    run = log_run(storage, tmp_path, seed=1, accuracy=0.6)
+    of_run = {**network, "model": "squeezenet1_1", "weights": run.run_id, "etl": etl, "storage": {"home": storage.home}}
+    assert verdict(VerdictRun.model_validate(of_run)).line.startswith("none: the head of 'squeezenet1_1'")
 
     ranks = DistributedConfig(launcher="hosts", hosts="a:1,b:1", num_ranks=2)
     elsewhere = give_verdict(other_rate, cache, storage, SingleConfig(where="work_pool"), ranks)
