@@ -11,6 +11,7 @@ import hashlib
 import os
 import statistics
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +30,7 @@ from tasks.etl.source import write_digits
 from tasks.metrics.calibration import CalibrationSums
 from tasks.model_package.classifier import ImageClassifier
 from tasks.model_package.decode import decode_pixels
+from tasks.refs import CacheRef
 from tasks.storage import resolve_storage
 from tasks.tracking.runs import run_metrics
 from tasks.tracking.trained import download_weights
@@ -67,25 +69,32 @@ def floor_of(probabilities: list[float]) -> float:
     return statistics.mean(errors)
 
 
+def cache_of(
+    parts: Mapping[str, Sequence[Path]],
+    classes: Sequence[str],
+    side: int,
+    folder: Path,
+    label_of: Callable[[Path], int] | None = None,
+) -> CacheRef:
+    """Return a cache of image files by split; None gives each file the class of its folder."""
+
+    def image(split: str, row: int) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]  # uint8 (side, side, 3)
+        file = parts[split][row]
+        label = classes.index(file.parent.name) if label_of is None else label_of(file)
+        return decode_pixels(file.read_bytes(), side), label
+
+    rows = {split: len(part) for split, part in parts.items()}
+    config = CacheConfig(image_size=side)
+    return write_cache(str(folder / "cache"), rows, image, classes, config, rows_per_group=32, groups_per_file=64)
+
+
 def train_once(source: Path, side: int, settings: dict[str, Any], seed: int, folder: Path) -> tuple[float, ...]:
     """Train on the images; return the error with and without the temperature, the floor, and the temperature."""
     files = sorted(file for file in source.rglob("*") if file.is_file())
     classes = sorted({file.parent.name for file in files})
     parts = splits_of(files, seed)
 
-    def image(split: str, row: int) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]  # uint8 (side, side, 3)
-        file = parts[split][row]
-        return decode_pixels(file.read_bytes(), side), classes.index(file.parent.name)
-
-    cache = write_cache(
-        str(folder / "cache"),
-        {split: len(part) for split, part in parts.items()},
-        image,
-        classes,
-        CacheConfig(image_size=side),
-        rows_per_group=32,
-        groups_per_file=64,
-    )
+    cache = cache_of(parts, classes, side, folder)
     storage = resolve_storage(StorageConfig(home=str(folder / "home")))
     run = train_model(TrainingSpec(train=TrainConfig(seed=seed, **settings), cache=cache, storage=storage))
     metrics = run_metrics(storage, run)
@@ -134,7 +143,7 @@ def main() -> None:
         given: dict[str, tuple[Path, int, dict[str, Any]]] = {"digits": (digits, 32, own)}
         data = os.environ.get("LAKEVISION_TEST_DATA")
         if data:
-            frozen = {"model": "mobilenet_v2", "weights": f"{data}/weights/mobilenet_v2.pth", "max_epochs": 20}
+            frozen = {"recipe": "head", "model": "mobilenet_v2", "weights": f"{data}/weights/mobilenet_v2.pth"}
             given["photos"] = (Path(data) / "photos", 224, frozen)
         else:
             notes.append("photos: LAKEVISION_TEST_DATA is not set")

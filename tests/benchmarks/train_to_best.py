@@ -61,7 +61,7 @@ def ours(name: str, folder: Path, weights: Path, seed: int) -> None:
     storage = resolve_storage(StorageConfig(home=str(train_data.home_of(folder, seed))))
     run = launch_ranks(
         TrainingSpec(
-            train=TrainConfig(model="mobilenet_v2", weights=str(weights), seed=seed, **settings),
+            train=TrainConfig(recipe="head", model="mobilenet_v2", weights=str(weights), seed=seed, **settings),
             distributed=None if num_ranks is None else DistributedConfig(num_ranks=num_ranks, backend=BACKEND),
             cache=CacheRef(url=url, digest=manifest.digest),
             storage=storage,

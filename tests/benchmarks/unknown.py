@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 
-from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.etl.source import write_digits
@@ -37,9 +36,8 @@ from tasks.tracking.trained import download_weights
 from tasks.train.features import head_inputs
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
-from tests.benchmarks.calibration import splits_of
+from tests.benchmarks.calibration import cache_of, splits_of
 from tests.benchmarks.figures import Figure, write_figures
-from tests.builders.caches import write_cache
 
 HELD_OUT = 0.25
 """Fraction of the classes that a draw holds out."""
@@ -152,19 +150,7 @@ def draw_once(
     classes = [name for name in every if name not in held_out]
     parts = splits_of([file for file in files if file.parent.name not in held_out], seed)
 
-    def image(split: str, row: int) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]  # uint8 (side, side, 3)
-        file = parts[split][row]
-        return decode_pixels(file.read_bytes(), side), classes.index(file.parent.name)
-
-    cache = write_cache(
-        str(folder / "cache"),
-        {split: len(part) for split, part in parts.items()},
-        image,
-        classes,
-        CacheConfig(image_size=side),
-        rows_per_group=32,
-        groups_per_file=64,
-    )
+    cache = cache_of(parts, classes, side, folder)
     storage = resolve_storage(StorageConfig(home=str(folder / "home")))
     run = train_model(TrainingSpec(train=TrainConfig(seed=seed, **settings), cache=cache, storage=storage))
     classifier = ImageClassifier.load(download_weights(storage, run, folder).parent)
@@ -231,10 +217,10 @@ def main() -> None:
         data = os.environ.get("LAKEVISION_TEST_DATA")
         if data:
             photos = Path(data) / "photos"
-            frozen = {"model": "mobilenet_v2", "weights": f"{data}/weights/mobilenet_v2.pth", "max_epochs": 20}
+            frozen = {"recipe": "head", "model": "mobilenet_v2", "weights": f"{data}/weights/mobilenet_v2.pth"}
             phase = {"unfreeze_from": "features.14", "learning_rate": 1e-4, "max_epochs": 2}
             given.append(("photos", photos, 224, frozen, 6))
-            given.append(("photos, fine-tuned", photos, 224, frozen | {"fine_tune": [phase]}, 2))
+            given.append(("photos, fine-tuned", photos, 224, frozen | {"recipe": "finetune", "fine_tune": [phase]}, 2))
         else:
             notes.append("photos: LAKEVISION_TEST_DATA is not set")
         given.append(("digits", digits, 32, own, 6))

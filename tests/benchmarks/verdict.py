@@ -27,11 +27,9 @@ import torch
 from tasks.cache.manifest import open_cache
 from tasks.checks.sanity import first_batches
 from tasks.collectives.reducer import Reducer
-from tasks.config.cache import CacheConfig
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.etl.source import write_digits
-from tasks.model_package.decode import decode_pixels
 from tasks.storage import resolve_storage
 from tasks.tracking.runs import run_metrics
 from tasks.train.context import TrainingContext
@@ -41,8 +39,8 @@ from tasks.train.spec import TrainingSpec
 from tasks.verdict.judge import read_features
 from tasks.verdict.outlook import make_verdict
 from tasks.verdict.probe import Features, Labels, judge, stratified_order
+from tests.benchmarks.calibration import cache_of
 from tests.benchmarks.figures import Figure, write_figures
-from tests.builders.caches import Pixels, write_cache
 
 SIDE, SHARE = 224, 0.25
 TEST, VAL = 0.2, 0.1
@@ -87,21 +85,9 @@ def train_on_all(
             return int.from_bytes(drawn[1:5]) % len(classes)
         return classes.index(file.parent.name)
 
-    def image(split: str, row: int) -> tuple[Pixels, int]:
-        file = parts[split][row]
-        return decode_pixels(file.read_bytes(), SIDE), label_of(file)
-
-    cache = write_cache(
-        str(folder / "cache"),
-        {split: len(part) for split, part in parts.items()},
-        image,
-        classes,
-        CacheConfig(image_size=SIDE),
-        rows_per_group=32,
-        groups_per_file=64,
-    )
+    cache = cache_of(parts, classes, SIDE, folder, label_of)
     storage = resolve_storage(StorageConfig(home=str(folder / "home")))
-    train = TrainConfig(model="mobilenet_v2", weights=str(weights), seed=1)
+    train = TrainConfig(recipe="head", model="mobilenet_v2", weights=str(weights), seed=1)
     run = train_model(TrainingSpec(train=train, cache=cache, storage=storage))
     accuracy = run_metrics(storage, run)["test_accuracy"]
     with first_batches(train, phases_of(train)[0], cache, 1) as setup:
