@@ -27,6 +27,7 @@ from tasks.refs import TRAIN, CacheRef, GradientReport, OverfitReport, Parameter
 from tasks.system.cores import gpus_for
 from tasks.system.slots import take_slot
 from tasks.train.non_finite import WAY_OUT
+from tasks.train.phases import unfreeze
 
 logger = logging.getLogger("lakevision.sanity")
 
@@ -81,9 +82,9 @@ def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches
         device = take_device(train.device, slot.number if slot else 0, Reducer())
         torch.manual_seed(train.seed)
         classes, freeze = manifest.classes, train.trained != "all"
-        classifier = build_classifier(train.model, train.weights, len(classes), freeze, classes).to(device)
-        if phase.unfreeze_from is not None:
-            classifier.unfreeze_from(phase.unfreeze_from)
+        classifier = build_classifier(train.model, train.weights, len(classes), freeze, classes, train.dropout)
+        classifier = classifier.to(device)
+        unfreeze(classifier, phase)
         classifier.precision = choose_precision(train.precision, device, manifest.image_size)
         batch_size = train.reference_batch_size if train.batch_size == "auto" else train.batch_size
         loader = CacheLoader(cache.url, manifest, TRAIN, batch_size, seed=train.seed)

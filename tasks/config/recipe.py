@@ -135,9 +135,9 @@ def _planned(train: TrainConfig, plan: FineTuningPlan, number: int) -> Phase:
     return Phase(number, "all", values.model_copy(update=own), whole=True)
 
 
-def total_epochs(train: TrainConfig, plan: FineTuningPlan | None = None) -> int:
-    """Return the maximum number of epochs over all phases; a phase without a plan does not count."""
-    return sum(phase.train.max_epochs for phase in phases_of(train, plan))
+def total_epochs(train: TrainConfig, plan: FineTuningPlan | None = None, *, on_features: bool = True) -> int:
+    """Return the maximum number of epochs over all phases of `phases_of`; a phase without a plan does not count."""
+    return sum(phase.train.max_epochs for phase in phases_of(train, plan, on_features=on_features))
 
 
 def monitored(train: TrainConfig) -> str:

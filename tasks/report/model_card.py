@@ -15,7 +15,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.commands import flow_command
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
-from tasks.config.recipe import FineTuningPlan, lower_is_better, monitored, total_epochs
+from tasks.config.recipe import FineTuningPlan, lower_is_better, monitored
 from tasks.config.train import TrainConfig
 from tasks.errors import join_names
 from tasks.interval import wilson_interval
@@ -50,6 +50,8 @@ class TrainingFacts:
     device: str
     history: Sequence[EpochMetrics]
     best_epoch: int
+    max_epochs: int
+    """Maximum number of epochs over all phases."""
     phases: Sequence[tuple[int, str]]
     """First epoch and name of each phase."""
     test: DetailedEvaluation
@@ -275,7 +277,7 @@ def _training(facts: TrainingFacts) -> str:
         ["batch size", f"{batch}, lowered from {train.batch_size}: the split `train` has {num_images} images"]
         if batch != train.batch_size
         else [],
-        ["epochs", f"{len(facts.history)} of at most {total_epochs(train, facts.plan)}"],
+        ["epochs", f"{len(facts.history)} of at most {facts.max_epochs}"],
         ["best epoch", f"{facts.best_epoch}, by {monitor} {getattr(best, monitor):.4f}"],
     ]
     settings = [

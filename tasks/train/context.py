@@ -35,8 +35,12 @@ class TrainingContext:
     classifier: Classifier
     device: torch.device
     reducer: Reducer
+    on_features: bool | None = None
+    """Whether the head is trained on cached features (`trains_on_features`); None until it was determined."""
     features: tuple[str, CacheManifest] | None = None
     """URL and manifest of the cached features of `train` and `val`, once a phase has computed or found them."""
+    statistics: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Mean and standard deviation of these features, float32 (F,), once a phase has needed them."""
 
     @cached_property
     def precision(self) -> torch.dtype | None:

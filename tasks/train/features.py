@@ -217,8 +217,8 @@ class StandardizedHead(nn.Module):
         self.head.bias.sub_(self.head.weight @ self._mean_F)
 
 
-def standardized(head: nn.Module, url: str, manifest: CacheManifest) -> StandardizedHead:
-    """Return a head on features that have, over the first STANDARDIZED_ROWS training images, mean 0 and deviation 1."""
+def feature_statistics(url: str, manifest: CacheManifest, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and standard deviation of the first STANDARDIZED_ROWS training images' features, float32 (F,)."""
     sums = torch.zeros((3, manifest.row_bytes // 4), dtype=torch.float64)
     for batch in CacheLoader(url, manifest, TRAIN, BATCH).epoch(0):
         values_BF = batch.inputs.double()
@@ -229,8 +229,7 @@ def standardized(head: nn.Module, url: str, manifest: CacheManifest) -> Standard
     mean = total / count
     deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
     deviation += MIN_DEVIATION * deviation.mean() + 1e-12
-    device = next(head.parameters()).device
-    return StandardizedHead(head, mean.float().to(device), deviation.float().to(device))
+    return mean.float().to(device), deviation.float().to(device)
 
 
 def feature_loader(

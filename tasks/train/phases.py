@@ -10,11 +10,19 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import CacheManifest
 from tasks.config.recipe import Phase, lower_is_better, phases_of
 from tasks.model.device import check_compiler, make_optimizer
+from tasks.model.training_network import Classifier
 from tasks.progress.activity import expect_slow_steps
 from tasks.refs import TRAIN, VAL
 from tasks.train.buffers import VirtualBuffers
 from tasks.train.context import TrainingContext
-from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images, standardized
+from tasks.train.features import (
+    StandardizedHead,
+    ends_in_head,
+    feature_loader,
+    feature_statistics,
+    materialize_features,
+    sample_images,
+)
 from tasks.train.loop import LoopSettings, count_steps
 from tasks.train.progress import Progress
 from tasks.train.schedule import make_schedule, patient_from, peak_rate, scaling_rule, warmup_length
@@ -44,10 +52,7 @@ class Trainable:
 def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
     """Build model, loaders and optimizer of a phase; the optimizer is not yet wrapped by the reducer."""
     train, distributed, classifier = phase.train, context.spec.distributed, context.classifier
-    if phase.unfreeze_from is not None:
-        classifier.unfreeze_from(phase.unfreeze_from)
-        if train.recipe != "given":
-            classifier.freeze_statistics()
+    unfreeze(classifier, phase)
     classifier.precision = context.precision
     takes_features = phase.unfreeze_from is None and trains_on_features(context)
     # The network is compiled in the first steps.
@@ -60,7 +65,8 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         url, features = context.features
         loaders = _feature_loaders(context, batch_size, url, features)
         if train.recipe != "given":
-            model = standardized(model, url, features)
+            context.statistics = context.statistics or feature_statistics(url, features, context.device)
+            model = StandardizedHead(model, *context.statistics)
     else:
         loaders = {split: context.images(split, batch_size) for split in (TRAIN, VAL)}
         if train.compile:
@@ -114,10 +120,21 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
     return Trainable(model, loaders, make_optimizer(train, model), loop)
 
 
+def unfreeze(classifier: Classifier, phase: Phase) -> None:
+    """Let a classifier train the layers of a phase; a recipe keeps the statistics of batch norm in fine-tuning."""
+    if phase.unfreeze_from is None:
+        return
+    classifier.unfreeze_from(phase.unfreeze_from)
+    if phase.train.recipe != "given":
+        classifier.freeze_statistics()
+
+
 def trains_on_features(context: TrainingContext) -> bool:
-    """Return whether the head is trained on cached features."""
-    sample = sample_images(context.manifest.image_size).to(context.device)
-    return context.spec.train.makes_features and ends_in_head(context.classifier, sample)
+    """Return whether the head is trained on cached features, which is determined once per training run."""
+    if context.on_features is None:
+        sample = sample_images(context.manifest.image_size).to(context.device)
+        context.on_features = context.spec.train.makes_features and ends_in_head(context.classifier, sample)
+    return context.on_features
 
 
 def _feature_loaders(

@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 from tasks.collectives.reducer import broadcast_value, gather_numbers
-from tasks.config.recipe import MAX_PLANNED_EPOCHS, FineTuningPlan, phases_of
+from tasks.config.recipe import MAX_PLANNED_EPOCHS, FineTuningPlan, Phase, phases_of
 from tasks.metrics.evaluate import logits_of
 from tasks.model.augmentation import make_augment
 from tasks.model.precision import trial, trial_loss
@@ -19,6 +19,7 @@ from tasks.progress.activity import working
 from tasks.refs import TRAIN, VAL
 from tasks.train.context import TrainingContext
 from tasks.train.features import BATCH
+from tasks.train.phases import unfreeze
 
 SECONDS = TypeAdapter(float)
 
@@ -65,25 +66,35 @@ def plan_fine_tuning(context: TrainingContext, seconds_left: float) -> FineTunin
 
 def _epoch_seconds(context: TrainingContext, *, flip: bool) -> float:
     """Return the time of an epoch of all layers on this rank, from a few steps on images without content."""
-    device, rows = context.device, {split: context.manifest.splits[split].rows for split in (TRAIN, VAL)}
+    rows = {split: context.manifest.splits[split].rows for split in (TRAIN, VAL)}
     phase = phases_of(context.spec.train, FineTuningPlan(epochs=1, flip=flip, reason=""))[-1]
-    size = context.manifest.image_size
+    unfreeze(context.classifier, phase)
+    seconds = image_seconds(context, phase, min(TIMED_BATCH, rows[TRAIN]))
+    context.classifier.freeze_all_but([context.classifier.head])
+    return seconds * (rows[TRAIN] + FORWARD_SHARE * rows[VAL]) / context.reducer.num_ranks
+
+
+def image_seconds(context: TrainingContext, phase: Phase, batch: int) -> float:
+    """Return the time of a training step per image; weights, gradients and statistics stay as they are.
+
+    Args:
+        context: The training run, whose network trains the layers of the phase.
+        phase: The phase.
+        batch: Images per step.
+    """
+    device, size = context.device, context.manifest.image_size
     augment = make_augment(phase.train.augmentation, size, len(context.manifest.classes))
-    batch = min(TIMED_BATCH, rows[TRAIN])
     example = torch.zeros(size, size, 3, dtype=torch.uint8)
     images, labels = example.expand(batch, -1, -1, -1).to(device), torch.zeros(batch, dtype=torch.int64, device=device)
-    context.classifier.unfreeze_from("all")
     with trial(context.classifier):
-        for step in range(TIMED_STEPS + WARM_STEPS):
+        for step in range(WARM_STEPS + TIMED_STEPS):
             if step == WARM_STEPS:
                 began = _now(device)
             if augment is not None:
                 augment(images, labels)
             loss = trial_loss(context.classifier, example, batch, device)
             loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-        per_image = (_now(device) - began) / (TIMED_STEPS * batch)
-    context.classifier.freeze_all_but([context.classifier.head])
-    return per_image * (rows[TRAIN] + FORWARD_SHARE * rows[VAL]) / context.reducer.num_ranks
+        return (_now(device) - began) / (TIMED_STEPS * batch)
 
 
 def _now(device: torch.device) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tasks.config.recipe import FineTuningPlan
 from tasks.metrics.evaluate import EpochMetrics
 from tasks.refs import RunRef
 
@@ -115,6 +116,11 @@ class Progress:
     """Provenance of the last start, from `tasks.train.provenance`."""
     tags: dict[str, str] = field(default_factory=dict)
     """Tags that the training run sets on its MLflow run."""
+
+    @property
+    def fine_tuning(self) -> FineTuningPlan | None:
+        """The plan; None until the head is trained."""
+        return FineTuningPlan.model_validate(self.plan) if self.plan else None
 
 
 @dataclass(frozen=True)

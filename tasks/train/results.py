@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tasks.config.frozen import flat_params
-from tasks.config.recipe import FineTuningPlan
+from tasks.config.recipe import FineTuningPlan, total_epochs
 from tasks.config.train import TrainConfig
 from tasks.credentials import without_credentials
 from tasks.metrics.evaluate import PrecisionDifference
@@ -41,6 +41,7 @@ from tasks.tracking.trained_tables import TABLE_ID_TAG
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.context import TrainingContext
 from tasks.train.continuation import continued_run, end_checkpoints
+from tasks.train.phases import trains_on_features
 from tasks.train.progress import Progress, ResumePoint
 from tasks.train.provenance import append_to_note, provenance_changes, recorded_provenance
 from tasks.train.serving_form import ServingEvaluation
@@ -310,7 +311,8 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         backend_reason=context.spec.backend_reason,
         history=progress.history,
         phases=progress.phases,
-        plan=FineTuningPlan.model_validate(progress.plan) if progress.plan else None,
+        plan=progress.fine_tuning,
+        max_epochs=total_epochs(context.spec.train, progress.fine_tuning, on_features=trains_on_features(context)),
         best_epoch=best.epoch,
         test=test,
         precision=served.precision,

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer, broadcast_value, run_on_rank_zero, wait_for_rank_zero
-from tasks.config.recipe import FineTuningPlan, Phase, lower_is_better, monitored, phases_of
+from tasks.config.recipe import Phase, lower_is_better, monitored, phases_of
 from tasks.config.train import AUTO_SECONDS
 from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
@@ -57,7 +57,6 @@ class Training:
         self._train = spec.train
         self._reducer = reducer
         self._began = time.monotonic()
-        self._on_features = False
         self._on_epoch = on_epoch
         self.writes = writes_checkpoints(spec, reducer.rank)
         self.checkpoints = Checkpoints(self.folder, self._train.keep_checkpoints, spec.identity)
@@ -163,20 +162,21 @@ class Training:
 
     def _phases(self, context: TrainingContext) -> Iterator[Phase]:
         """Yield the phases; the fine-tuning of a recipe is planned after those before it, unless it was before."""
-        self._on_features = trains_on_features(context)
-        yield from phases_of(self._train, on_features=self._on_features)
+        on_features = trains_on_features(context)
+        yield from phases_of(self._train, on_features=on_features)
         if not self._train.plans_fine_tuning:
             return
         if not self.progress.plan:
             from tasks.train.plan import plan_fine_tuning  # Here: other recipes do not plan.
 
-            plan = self._spec.plan or plan_fine_tuning(context, self._seconds_left())
-            self.progress.plan = plan.model_dump()
-        plan = FineTuningPlan.model_validate(self.progress.plan)
+            planned = self._spec.plan or plan_fine_tuning(context, self._seconds_left())
+            self.progress.plan = planned.model_dump()
+        plan = self.progress.fine_tuning
+        assert plan is not None, "it was just made"
         if self._record is not None:
             logger.info("fine-tuning: %s", plan.reason)
             self._record.set_plan(plan)
-        phases = phases_of(self._train, plan, on_features=self._on_features)
+        phases = phases_of(self._train, plan, on_features=on_features)
         yield from (phase for phase in phases if phase.whole)
 
     def _seconds_left(self) -> float:
@@ -225,8 +225,8 @@ class Training:
                 waited = 100 * metrics.data_wait_share
                 logger.info("epoch %d: %.1f %% of %.1f s waited for data", metrics.epoch, waited, metrics.train_seconds)
             if self._on_epoch is not None and reducer.rank == 0:
-                plan = FineTuningPlan.model_validate(progress.plan) if progress.plan else self._spec.plan
-                phases = phases_of(train, plan, on_features=self._on_features)
+                plan = progress.fine_tuning or self._spec.plan
+                phases = phases_of(train, plan, on_features=trains_on_features(context))
                 is_last = phase.number == phases[-1].number and not has_epochs_left(progress, phase.train.max_epochs)
                 later = sum(other.train.max_epochs for other in phases if other.number > phase.number)
                 reported = ReportedEpoch(

@@ -1,15 +1,14 @@
 """The verdict of a cache: features as in training, the probe on them, and the speed of fine-tuning all layers."""
 
 import logging
-import time
 
 import numpy as np
 import torch
 
 from tasks.cache.manifest import CacheManifest, open_cache
-from tasks.checks.sanity import FirstBatches, first_batches
+from tasks.checks.sanity import first_batches
 from tasks.collectives.reducer import Reducer
-from tasks.config.recipe import UNPLANNED, phases_of
+from tasks.config.recipe import UNPLANNED, Phase, phases_of
 from tasks.config.train import TrainConfig
 from tasks.environment import given_threads
 from tasks.model.device import make_deterministic
@@ -19,6 +18,7 @@ from tasks.storage import Storage
 from tasks.system.cores import num_cores
 from tasks.train.context import TrainingContext
 from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
+from tasks.train.plan import image_seconds
 from tasks.train.spec import TrainingSpec
 from tasks.verdict.outlook import make_verdict
 from tasks.verdict.page import draw_verdict, verdict_markdown
@@ -29,8 +29,8 @@ logger = logging.getLogger("lakevision.verdict")
 MAX_IMAGES = 4000
 """Images that are judged; of more, a random sample, from whose curve the accuracy is extrapolated."""
 
-SPEED_BATCHES, CPU_BATCH = 4, 8
-"""Batches, and images per batch on a CPU, that measure the speed of fine-tuning."""
+CPU_BATCH = 8
+"""Maximum number of images of a step on a CPU that measures the speed of fine-tuning."""
 
 
 def obstacle(train: TrainConfig) -> str | None:
@@ -78,7 +78,8 @@ def features_and_speed(
     # As a training run does, on whose number of threads and kernels the last digits depend.
     torch.set_num_threads(train.num_threads or given_threads() or num_cores())
     whole = train.model_copy(update={"recipe": "finetune", "freeze_backbone": None, "fine_tune": []})
-    with first_batches(whole, phases_of(whole, UNPLANNED)[-1], cache, SPEED_BATCHES) as setup:
+    phase = phases_of(whole, UNPLANNED)[-1]
+    with first_batches(whole, phase, cache, 1) as setup:
         setup.classifier.to(memory_format=torch.channels_last)
         device = setup.batches[0][0].device
         make_deterministic(device)
@@ -86,7 +87,7 @@ def features_and_speed(
             return None
         spec = TrainingSpec(train=train, cache=cache, storage=storage)
         context = TrainingContext(spec, manifest, setup.classifier, device, Reducer())
-        return *read_features(context), fine_tuning_speed(setup)
+        return *read_features(context), fine_tuning_speed(context, phase, len(setup.batches[0][1]))
 
 
 def read_features(context: TrainingContext) -> tuple[Features, Labels]:
@@ -105,24 +106,14 @@ def read_features(context: TrainingContext) -> tuple[Features, Labels]:
     return np.concatenate(features), np.concatenate(labels)
 
 
-def fine_tuning_speed(setup: FirstBatches) -> float | None:
+def fine_tuning_speed(context: TrainingContext, phase: Phase, batch: int) -> float | None:
     """Return the images per second of training all layers, or None if a step does not fit into memory."""
-    speeds: list[float] = []
-    setup.classifier.train()
-    if setup.batches[0][0].device.type == "cpu":  # A small batch is as fast there, and leaves memory to others.
-        setup.batches[:] = [(images[:CPU_BATCH], labels[:CPU_BATCH]) for images, labels in setup.batches]
+    if context.device.type == "cpu":  # A small batch is as fast there, and leaves memory to others.
+        batch = min(batch, CPU_BATCH)
     try:
-        for batch, (_images_BHWC, labels_B) in enumerate(setup.batches):
-            began = time.monotonic()
-            setup.optimizer.zero_grad()
-            loss = setup.loss(batch)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
-            setup.optimizer.step()
-            loss.item()  # waits for the GPU
-            speeds.append(len(labels_B) / (time.monotonic() - began))
+        return round(1 / image_seconds(context, phase, batch), 2)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         logger.warning("the speed of fine-tuning is unknown: a step of train.batch_size images needs more memory")
         return None
-    return round(max(speeds), 2)  # The first step prepares kernels, and other processes may delay one.

@@ -71,6 +71,7 @@ def facts_of(cache: CacheRef, **changes: object) -> TrainingFacts:
         "device": "cpu",
         "history": history_of(3),
         "best_epoch": 1,
+        "max_epochs": 8,
         "phases": [(0, "head, weight decay 0")],
         "test": evaluation_of(),
         "precision": "bfloat16",
