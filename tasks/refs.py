@@ -41,6 +41,8 @@ class EtlReport(Ref):
     """Number of files with neither the name nor the content of an image."""
     left_by_systems: int = 0
     """Number of hidden files, and of files and folders that systems make."""
+    outside_sample: int = 0
+    """Number of images that `etl.sample_fraction` leaves out."""
     read: int
     """Number of new or changed files that this run read."""
     changed: bool

@@ -147,6 +147,13 @@ class EtlConfig(FrozenConfig):
     split_seed: int = Field(
         1, ge=0, lt=2**53, description="Seed of the split; the same images and seed always give the same split"
     )
+    sample_fraction: Annotated[float, AsBefore(1.0)] = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="Fraction of the images to ingest, for a first look: a sample by a hash of their paths, which is "
+        "part of any larger one. The tables keep it",
+    )
     deleted: Literal["remove", "keep"] = Field(
         "remove",
         description="Treatment of a deleted file's image in the table `images`: remove or keep; the table `files` "

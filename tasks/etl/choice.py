@@ -132,6 +132,7 @@ class LeftOut:
         kinds: Their number by extension.
         folders: Names of the folders that they are in.
         num_systems: Number of hidden files, and of files that systems make; a folder of such files counts as one.
+        num_outside: Number of images outside the sample.
         num_links: Number of links that are not followed, since they lead out of the source or to a folder.
         links: The first MOST_LINKS of them.
         empty: Names of folders of a local source with neither files nor folders.
@@ -144,6 +145,7 @@ class LeftOut:
     kinds: Counter[str] = field(default_factory=Counter)
     folders: set[str] = field(default_factory=set)
     num_systems: int = 0
+    num_outside: int = 0
     num_links: int = 0
     links: list[str] = field(default_factory=list)
     empty: set[str] = field(default_factory=set)
@@ -191,9 +193,10 @@ class LeftOut:
 
     @property
     def parts(self) -> str:
-        """The number of ignored files and of those that systems left, as the end of a sum."""
+        """The numbers of ignored files, of those that systems left, and of images outside the sample: a sum's end."""
         kinds = f" ({self.ignored_kinds})" if self.num_ignored else ""
-        return f"{self.num_ignored} ignored{kinds} + {self.num_systems} left by systems"
+        sample = f" + {self.num_outside} outside the sample" if self.num_outside else ""
+        return f"{self.num_ignored} ignored{kinds} + {self.num_systems} left by systems{sample}"
 
     def warn_of_links(self, source: str, said: set[str]) -> None:
         """Log the links that are not followed, but for those that were said before."""

@@ -336,13 +336,14 @@ def _ingest(
         quarantined=counts.outcomes[QUARANTINED],
         ignored=counts.outcomes[IGNORED],
         left_by_systems=source.left.num_systems,
+        outside_sample=source.left.num_outside,
         read=num_new,
         changed=[images.version, files.version] != tables.versions,
         classes=counts.classes,
     )
     logger.info(
         "%s is at version %d: %d files = %d stored + %d duplicates + %d quarantined + %s%s",
-        images.path, images.version, counts.outcomes.total() + report.left_by_systems,
+        images.path, images.version, counts.outcomes.total() + report.left_by_systems + report.outside_sample,
         report.stored, report.duplicates, report.quarantined, source.left.parts,
         "" if report.changed else "; nothing new, nothing committed",
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Listing of the image files of a source without reading them: local folders, and checks of listings."""
 
 import errno
+import hashlib
 import os
 import stat
 from collections import Counter
@@ -248,7 +249,23 @@ def make_listing(
         columns = [paths, [label for label, _ in named], [split for _, split in named], *others]
         return pa.RecordBatch.from_pydict(dict(zip(LISTING_ARROW.names, columns, strict=True)), schema=LISTING_ARROW)
 
-    listing = spool_rows((labelled(batch.paths, batch.columns()[1:]) for batch in files), LISTING_ARROW, left.scratch)
+    def sampled(batch: ListedFiles) -> pa.RecordBatch:
+        found = labelled(batch.paths, batch.columns()[1:])  # All of them: a label file may name any.
+        if etl.sample_fraction < 1.0:
+            found = found.filter(
+                pa.array([is_in_sample(path, etl.sample_fraction) for path in batch.paths], pa.bool_())
+            )
+            left.num_outside += len(batch.paths) - found.num_rows
+        return found
+
+    listing = spool_rows(map(sampled, files), LISTING_ARROW, left.scratch)
+    if left.num_outside and not listing.num_rows:
+        raise WrongInput(
+            f"etl.sample_fraction is {etl.sample_fraction:g}, which leaves none of the {left.num_outside} images of "
+            f"'{source}'",
+            setting="etl.sample_fraction",
+            way_out="give a larger one",
+        )
     check_not_empty(listing, source, left)
     if labels.absent and labels.match_rest(_unlabelled(listing), source):
         batches = (labelled(batch["path"].to_pylist(), batch.columns[3:]) for batch in listing.batches())
@@ -258,6 +275,11 @@ def make_listing(
     if etl.labels.by == "folder":
         left.warn_of_folders(source, labels.above)
     return listing
+
+
+def is_in_sample(path: str, fraction: float) -> bool:
+    """Return whether an image is in the sample, by a hash of its path: a larger sample has those of a smaller one."""
+    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8]) < fraction * 2**64
 
 
 def _unlabelled(listing: SpooledRows) -> Iterator[str]:

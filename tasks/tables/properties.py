@@ -27,13 +27,14 @@ PATTERN_PROPERTY = f"{PREFIX}labels.pattern"
 
 _WITHOUT_EFFECT_ON_DIGITS = frozenset({STORED_SIDE_PROPERTY, DECODE_VERSION_PROPERTY, SAMPLE_BITS_PROPERTY})
 
-GROUP_PROPERTIES = {
+ADDED_PROPERTIES = {
+    f"{PREFIX}sample_fraction": "1.0",
     f"{PREFIX}split_group.by": "none",
     f"{PREFIX}split_group.pattern": "",
     f"{PREFIX}split_group.column": "",
     f"{PREFIX}near_duplicate_bits": "",
 }
-"""Table properties of the groups that have one split, with their values without groups."""
+"""Table properties of the sample and of the groups that have one split, with their values without these."""
 
 ORIGIN = ("source", "labels.by", "labels.pattern", "labels.file")
 """Settings whose change replaces the contents of the tables, if `replace_source` is true."""
@@ -64,7 +65,7 @@ def join_properties(configuration: Mapping[str, str], description: str | None) -
 
 def with_defaults(found: Mapping[str, str]) -> dict[str, str]:
     """Return a table's properties, with the values of those that tables of earlier releases lack."""
-    return {DECODE_VERSION_PROPERTY: "1", SAMPLE_BITS_PROPERTY: "", **GROUP_PROPERTIES, **found}
+    return {DECODE_VERSION_PROPERTY: "1", SAMPLE_BITS_PROPERTY: "", **ADDED_PROPERTIES, **found}
 
 
 def continued(etl: EtlConfig, found: Mapping[str, str]) -> EtlConfig:
@@ -142,6 +143,7 @@ def table_properties(etl: EtlConfig, source: Path | str) -> dict[str, str]:
         "test_fraction": str(etl.test_fraction),
         "decode_version": str(etl.decode_version),
         "sample_bits": str(etl.sample_bits or ""),
+        "sample_fraction": str(etl.sample_fraction),
         "split_group.by": etl.split_group.by,
         "split_group.pattern": etl.split_group.pattern or "",
         "split_group.column": etl.split_group.column or "",
