@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
@@ -70,6 +71,7 @@ class CacheLoader:
         pool_megabytes: int = 256,
         workers_count: int = 2,
         pin_memory: bool = False,
+        balanced_N: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Take the read lock of the cache, so that no sweep removes it; no file is opened yet.
 
@@ -84,6 +86,8 @@ class CacheLoader:
                 it is the window within which images are shuffled: another value gives another order.
             workers_count: Number of petastorm's reader threads, which also decode.
             pin_memory: Allocate batches in page-locked memory, for asynchronous copies to a GPU.
+            balanced_N: Labels of all rows of the split, for shuffled epochs with as many images of each class; None:
+                each image once.
         """
         self._read_lock = CacheReadLock(url)
         self._source = (url, manifest, split)
@@ -98,7 +102,7 @@ class CacheLoader:
             self._shape, self._dtype = (manifest.features.num_features,), torch.float32
         self.image_size = manifest.image_size
         self.batch_size = batch_size
-        self._seed = seed
+        self._seed, self._balanced_N = seed, balanced_N
         self.ranks = ranks
         self._workers_count = workers_count
         # One window is consumed while the next one is read.
@@ -153,7 +157,7 @@ class CacheLoader:
             raise WrongInput(
                 f"start is {start}, which is outside an epoch of {split.rows} images", way_out=f"give 0 to {split.rows}"
             )
-        order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number)
+        order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number, self._balanced_N)
         return share_of(order, self.batch_size, self.ranks, start)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -257,18 +261,17 @@ def sample_classes(url: str, manifest: CacheManifest, split: str, per_class: int
     return found
 
 
-def count_labels(url: str, manifest: CacheManifest, split: str) -> npt.NDArray[np.int64]:
-    """Return the number of images of each class in a split, int64 (K,); padding is not counted."""
+def read_labels(url: str, manifest: CacheManifest, split: str) -> npt.NDArray[np.int64]:
+    """Return the class of each row of a split, int64 (rows,)."""
     filesystem, root = file_system(url)
 
-    def read(name: str) -> npt.NDArray[np.int64]:
+    def read(name: str) -> pa.Table:
         with filesystem.open(f"{root}/{name}", "rb") as handle:
-            labels = pq.read_table(handle, columns=["label"])["label"].to_numpy()
-        found: npt.NDArray[np.int64] = labels[labels != PADDING]
-        return found
+            return pq.read_table(handle, columns=["label", "row"])
 
-    counts = np.zeros(len(manifest.classes), dtype=np.int64)
+    found = np.empty(manifest.splits[split].rows, dtype=np.int64)
     with ThreadPoolExecutor(8) as pool:
-        for labels in pool.map(read, [file.name for file in manifest.splits[split].files]):
-            counts += np.bincount(labels, minlength=len(counts))
-    return counts
+        for table in pool.map(read, [file.name for file in manifest.splits[split].files]):
+            labels, rows = table["label"].to_numpy(), table["row"].to_numpy()
+            found[rows[labels != PADDING]] = labels[labels != PADDING]
+    return found

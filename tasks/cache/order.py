@@ -114,7 +114,34 @@ def window_sizes(num_groups: int, window: int) -> list[int]:
     return sizes
 
 
-def epoch_order(rows: int, rows_per_group: int, window: int, seed: int | None, epoch: int) -> EpochOrder:
+MAX_REPEATS = 20
+"""Maximum number of times that an image is repeated in an epoch: a row group's images are in memory together."""
+
+
+def balanced_counts(labels_N: Integers, generator: np.random.Generator) -> Integers:
+    """Return how often each image is in an epoch of N images, with the classes equally often: int64 (N,).
+
+    It is a systematic sample (Madow and Madow, "On the Theory of Systematic Sampling", 1944): the numbers of the images
+    of a class differ by at most 1. With MAX_REPEATS, classes of very few images are less often in the epoch.
+    """
+    sizes = np.bincount(labels_N)
+    expected_N = 1.0 / sizes[labels_N]
+    for _round in range(len(sizes)):  # What the limit takes from small classes goes to the others.
+        expected_N = np.minimum(expected_N * len(labels_N) / expected_N.sum(), MAX_REPEATS)
+    shuffled = generator.permutation(len(labels_N))
+    shuffled = shuffled[np.argsort(labels_N[shuffled], kind="stable")]
+    ends_N = np.cumsum(expected_N[shuffled])
+    ends_N *= len(labels_N) / ends_N[-1]
+    counts_N = np.empty(len(labels_N), dtype=np.int64)
+    counts_N[shuffled] = np.diff(np.floor(ends_N + generator.random()), prepend=0)
+    # The last end is a whole number up to rounding.
+    counts_N[shuffled[-1]] += len(labels_N) - counts_N.sum()
+    return counts_N
+
+
+def epoch_order(
+    rows: int, rows_per_group: int, window: int, seed: int | None, epoch: int, balanced_N: Integers | None = None
+) -> EpochOrder:
     """Return the order of an epoch.
 
     Args:
@@ -123,17 +150,21 @@ def epoch_order(rows: int, rows_per_group: int, window: int, seed: int | None, e
         window: Number of row groups whose rows are shuffled together.
         seed: Seed of the shuffling; None keeps the order of the rows.
         epoch: Number of the epoch.
+        balanced_N: Labels of the rows, whose classes are then equally often in the epoch; None: each row once.
     """
     num_groups = -(-rows // rows_per_group)
     if seed is None:
         return EpochOrder(np.arange(rows), np.arange(num_groups), rows_per_group)
     generator = np.random.default_rng((seed, epoch))
+    # Of a generator of its own: the order of the row groups is that of an epoch without balance.
+    counts = None if balanced_N is None else balanced_counts(balanced_N, np.random.default_rng((seed, epoch, 1)))
     groups = generator.permutation(num_groups)
     ordered, begin = [], 0
     for size in window_sizes(num_groups, window):
         drawn = groups[begin : begin + size]
         mixed = (drawn[:, None] * rows_per_group + np.arange(rows_per_group)).ravel()
-        ordered.append(generator.permutation(mixed[mixed < rows]))
+        mixed = mixed[mixed < rows]
+        ordered.append(generator.permutation(mixed if counts is None else np.repeat(mixed, counts[mixed])))
         begin += size
     places = np.empty(num_groups, dtype=np.int64)
     places[groups] = np.arange(num_groups)

@@ -85,7 +85,9 @@ def first_batches(train: TrainConfig, phase: Phase, cache: CacheRef, num_batches
         classifier = build_classifier(train.model, train.weights, len(classes), freeze, classes, train.dropout)
         classifier = classifier.to(device)
         unfreeze(classifier, phase)
-        classifier.precision = choose_precision(train.precision, device, manifest.image_size)
+        # Without the scaled loss of training, small gradients of float16 would be 0.
+        precision = choose_precision(train.precision, device, manifest.image_size)
+        classifier.precision = None if precision is torch.float16 else precision
         batch_size = train.reference_batch_size if train.batch_size == "auto" else train.batch_size
         loader = CacheLoader(cache.url, manifest, TRAIN, batch_size, seed=train.seed)
         # Cloned: the loader reuses a batch's memory.

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.config.train import DEFAULTS, AugmentationConfig, TrainConfig
+from tasks.config.augmentation import AugmentationConfig
+from tasks.config.train import DEFAULTS, Monitor, TrainConfig
 
 
 class PhaseTrain(TrainConfig):
@@ -24,9 +25,7 @@ class PhaseTrain(TrainConfig):
     label_smoothing: float = DEFAULTS["label_smoothing"]
     ema_decay: float = 0.0
     max_epochs: int = DEFAULTS["max_epochs"]
-    monitor: Literal["val_accuracy", "val_loss", "val_calibrated_loss", "val_macro_f1", "val_top5_accuracy"] = DEFAULTS[
-        "monitor"
-    ]
+    monitor: Monitor = DEFAULTS["monitor"]
 
 
 class FineTuningPlan(BaseModel):
@@ -74,6 +73,10 @@ MAX_PLANNED_EPOCHS = 12
 """Maximum number of epochs that are planned: more gained nothing."""
 
 
+HEAD_NAME = "head"
+"""First word of the names of phases that train the head alone."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """A phase of a training run."""
@@ -89,7 +92,7 @@ class Phase:
     @property
     def name(self) -> str:
         """Name of the phase on the card."""
-        head = "head" if self.train.freeze_backbone else "all layers"
+        head = HEAD_NAME if self.train.freeze_backbone else "all layers"
         layers = {None: head, "all": "all layers"}.get(self.unfreeze_from, f"from {self.unfreeze_from}")
         return f"{layers}, weight decay {self.train.weight_decay:g}"
 

@@ -2,41 +2,14 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from tasks.config.augmentation import AugmentationConfig
 from tasks.config.cache import IMAGE_SIZE, CacheRun
 from tasks.config.frozen import AsBefore, FrozenConfig, hashed_settings
 from tasks.config.run import TABLES
 from tasks.config.values import MAX_THREADS, YEAR_SECONDS, Epochs, KeepDays, Seconds, VariableName
-from tasks.environment import CALLERS_NAMES
 from tasks.errors import WrongInput
-
-
-class AugmentationConfig(FrozenConfig):
-    """Random augmentation of the training images on the training device; other splits are not augmented."""
-
-    flip: bool = Field(False, description="Flip half of the images horizontally")
-    resized_crop: float = Field(
-        1.0, gt=0.0, le=1.0, description="Minimum area of a random resized crop as a fraction of the image; 1: no crop"
-    )
-    rand_augment: int = Field(
-        0, ge=0, le=10, description="Number of RandAugment operations (colour and geometry) per image; 0: none"
-    )
-    mixup: float = Field(0.0, ge=0.0, le=10.0, description="Alpha of MixUp, which blends images and labels; 0: none")
-    cutmix: float = Field(
-        0.0, ge=0.0, le=10.0, description="Alpha of CutMix, which pastes a patch of another image; 0: none"
-    )
-    colour: Annotated[float, AsBefore(0.0)] = Field(
-        0.0, ge=0.0, le=1.0, description="Maximum relative change of brightness and contrast; 0: none"
-    )
-    by_recipe: Annotated[bool, AsBefore(False)] = Field(
-        True, description="Augment as the recipe does when it trains all layers, unless another augmentation is set"
-    )
-
-    @property
-    def is_on(self) -> bool:
-        """True if any augmentation is enabled."""
-        return self != AugmentationConfig(by_recipe=self.by_recipe)
 
 
 class FineTunePhase(FrozenConfig):
@@ -52,6 +25,9 @@ class FineTunePhase(FrozenConfig):
     )
     max_epochs: Epochs = Field(5, description="Maximum number of epochs in this phase")
 
+
+Monitor = Literal["val_accuracy", "val_loss", "val_calibrated_loss", "val_macro_f1", "val_top5_accuracy"]
+"""A metric that early stopping can monitor."""
 
 AUTO_SECONDS = 600
 """Time budget of the recipe auto, in seconds, where none is given: a short break at work."""
@@ -151,6 +127,18 @@ class TrainConfig(FrozenConfig):
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="Class weights in the training loss; balanced: inversely proportional to class frequency"
     )
+    sampling: Annotated[Literal["natural", "balanced"], AsBefore("natural")] = Field(
+        "natural",
+        description="Images of an epoch. natural: each image once. balanced: as many images, each class equally often. "
+        "Those of small classes are repeated, and some of large ones are left out until another epoch",
+    )
+    folds: Annotated[int, AsBefore(0)] = Field(
+        0,
+        ge=0,
+        le=50,
+        description="Parts of `train` and `val` for a cross-validation of the head on cached features, at least 3, "
+        "each with another seed. The card and the promotion gate show the mean accuracy and its interval. 0: none",
+    )
     ema_decay: float | None = Field(
         None,
         ge=0.0,
@@ -214,20 +202,19 @@ class TrainConfig(FrozenConfig):
     min_delta: float = Field(
         0.0, ge=0.0, le=1e9, description="Minimum change of the monitored metric that counts as an improvement"
     )
-    monitor: Literal["auto", "val_accuracy", "val_loss", "val_calibrated_loss", "val_macro_f1", "val_top5_accuracy"] = (
-        Field(
-            "auto",
-            description="Metric monitored by early stopping; val_macro_f1 gives all classes the same weight, whatever "
-            "their size. auto: val_calibrated_loss, the loss after calibration, which shows small differences on few "
-            "images, too",
-        )
+    monitor: Literal["auto"] | Monitor = Field(
+        "auto",
+        description="Metric monitored by early stopping; val_macro_f1 gives all classes the same weight, whatever "
+        "their size. auto: val_calibrated_loss, the loss after calibration, which shows small differences on few "
+        "images, too",
     )
     seed: int = Field(1, ge=1, lt=2**32, description="Seed of weight initialisation, shuffling and dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Training device; auto: a GPU if available")
-    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         "auto",
         description="Numeric precision of the computation. `auto`: bf16 if the device supports it, on a CPU only for "
-        "images of 128 pixels or more. `tf32`: fp32 with TensorFloat-32 products, on GPUs",
+        "images of 128 pixels or more. On GPUs without bf16 it is fp16, with a scaled loss. `tf32`: fp32 with "
+        "TensorFloat-32 products, on GPUs",
     )
     compile: bool = Field(
         False,
@@ -258,6 +245,9 @@ class TrainConfig(FrozenConfig):
         "Longer than any training step; work of unknown length, such as compiling or logging the model, may take an "
         "hour",
     )
+    reader_threads: Annotated[int, AsBefore(2)] = Field(
+        2, ge=1, le=64, description="Threads per rank that read the cache, and decode its images if they are JPEG files"
+    )
     num_threads: int = Field(
         0,
         ge=0,
@@ -277,15 +267,6 @@ class TrainConfig(FrozenConfig):
         description="Names of environment variables that ranks get in addition to those of torch, storage and "
         "tracking; their values are those of the process that starts the ranks",
     )
-
-    @field_validator("environment")
-    @classmethod
-    def _check_environment(cls, names: list[str]) -> list[str]:
-        if theirs := sorted(CALLERS_NAMES & set(names)):
-            raise WrongInput(
-                f"{theirs[0]} points at other work with MLflow, and ranks never get it", way_out="remove the name"
-            )
-        return names
 
     @model_validator(mode="after")
     def _check_recipe(self) -> Self:
@@ -315,6 +296,21 @@ class TrainConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
+        if self.sampling == "balanced" and self.class_weights == "balanced":
+            raise WrongInput(
+                "sampling and class_weights are both 'balanced', which would count small classes twice",
+                setting="sampling",
+                way_out="leave out one of them",
+            )
+        if self.folds and (self.folds < 3 or not self.makes_features):
+            few = "fewer than the 3 of training, validation and test"
+            raise WrongInput(
+                f"folds is {self.folds}, {few if self.folds < 3 else 'and the training run has no cached features'}",
+                setting="folds",
+                way_out="give at least 3, or 0"
+                if self.folds < 3
+                else "leave it out, or set the recipe to head or auto",
+            )
         if self.schedule == "plateau" and self.plateau_epochs >= self.patience:
             raise WrongInput(
                 f"plateau_epochs is {self.plateau_epochs} and patience {self.patience}, so training stops before the "
@@ -369,7 +365,7 @@ class TrainConfig(FrozenConfig):
         """
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
         limits = {"timeout_seconds", "stall_timeout_seconds"}
-        names = type(self).model_fields.keys() - kept - limits - {"environment", "trace_steps"}
+        names = type(self).model_fields.keys() - kept - limits - {"environment", "trace_steps", "reader_threads"}
         if self.recipe != "given":
             return hashed_settings(self, names) | self.neutral | {"recipe_version": RECIPE_VERSION}
         # With the keys of release 0.1.0, whose settings had these values.

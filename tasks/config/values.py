@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tasks.credentials import check_url
+from tasks.environment import CALLERS_NAMES
 from tasks.errors import WrongInput, loggable
 
 MAX_CHARACTERS = 4096
@@ -53,6 +54,17 @@ def check_text(text: str) -> str:
         raise WrongInput(f"it has {len(text):,} characters", way_out=f"give at most {MAX_CHARACTERS:,}")
     check_url(text)
     return check_no_control(text)
+
+
+def check_variable(name: str) -> str:
+    """Return the name of an environment variable unchanged.
+
+    Raises:
+        WrongInput: It is one of the caller's.
+    """
+    if name in CALLERS_NAMES:
+        raise WrongInput(f"{name} points at other work with MLflow, and ranks never get it", way_out="remove the name")
+    return name
 
 
 def check_no_control(text: str) -> str:
@@ -179,5 +191,7 @@ TableVersion = Annotated[int, Field(ge=0, lt=2**53)]
 RunId = Annotated[str, Field(max_length=256, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_-]*$")]
 """The id of an MLflow run, by MLflow's own rule."""
 
-VariableName = Annotated[str, Field(max_length=256, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")]
+VariableName = Annotated[
+    str, AfterValidator(check_variable), Field(max_length=256, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")
+]
 """The name of an environment variable, without its value, which may be a credential."""

@@ -1,11 +1,13 @@
 """Augmentation of training batches on the device of the model."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torchvision.transforms import v2
 
-from tasks.config.train import AugmentationConfig
+from tasks.config.augmentation import AugmentationConfig
 
 ASPECT = (3 / 4, 4 / 3)
 """Aspect ratios (width / height) of a crop: Szegedy et al., "Going Deeper with Convolutions" (2015), section 6."""
@@ -17,7 +19,8 @@ def make_augment(
     """Return a function that augments a batch, or None without augmentation.
 
     torchvision's transforms draw their parameters once per call: they are called per image, MixUp and CutMix per
-    batch. All use torch's default generator, so that seeding it before a step reproduces the images.
+    batch. All use torch's default generator, so that seeding it before a step reproduces the images. A CPU transforms
+    images in a thread of their own.
 
     Args:
         settings: The transforms and their parameters.
@@ -41,7 +44,7 @@ def make_augment(
         transforms.append(v2.RandomHorizontalFlip())
     if settings.rand_augment:
         transforms.append(v2.RandAugment(num_ops=settings.rand_augment))
-    transform = v2.Compose(transforms) if transforms else None
+    transform, pool = (v2.Compose(transforms), _single_thread()) if transforms else (None, None)
     blends: list[v2.Transform] = []
     if settings.mixup:
         blends.append(v2.MixUp(alpha=settings.mixup, num_classes=num_classes))
@@ -53,9 +56,28 @@ def make_augment(
         images_BCHW = images_BHWC.permute(0, 3, 1, 2)
         targets = labels_B
         if transform is not None:
-            images_BCHW = torch.stack([transform(image_CHW) for image_CHW in images_BCHW])
+            transform_all = partial(_transform_all, transform, images_BCHW)
+            images_BCHW = (
+                transform_all() if pool is None or images_BHWC.is_cuda else pool.submit(transform_all).result()
+            )
         if blend is not None and len(labels_B) > 1:
             images_BCHW, targets = blend(images_BCHW.float(), labels_B)
         return images_BCHW.permute(0, 2, 3, 1), targets
 
     return augment
+
+
+def _single_thread() -> ThreadPoolExecutor:
+    """Return a thread whose operations use no other ones; the caller's operations use as many as before.
+
+    On a CPU, an operation on one image wakes other threads for less time than that takes (tests/benchmarks/LOG.md).
+    """
+    number = torch.get_num_threads()
+    pool = ThreadPoolExecutor(1, "augmentation", partial(torch.set_num_threads, 1))
+    pool.submit(int).result()
+    torch.set_num_threads(number)
+    return pool
+
+
+def _transform_all(transform: v2.Transform, images_BCHW: torch.Tensor) -> torch.Tensor:
+    return torch.stack([transform(image_CHW) for image_CHW in images_BCHW])

@@ -45,12 +45,14 @@ pixel, on which oneDNN returns non-finite gradients of a convolution's weights (
 
 
 def choose_precision(wanted: str, device: torch.device, image_size: int = MIN_BF16_SIDE) -> torch.dtype | None:
-    """Return the data type of autocast: bfloat16, or None for float32, the data type of the weights.
+    """Return the data type of autocast: bfloat16, float16, or None for float32, the data type of the weights.
+
+    auto takes float16 on GPUs that have units for it, but none for bfloat16, such as T4 and V100.
 
     On a GPU, float32 matrix products and convolutions use TF32 unless fp32 is requested; the flags are process-wide.
 
     Args:
-        wanted: auto, fp32, tf32 or bf16.
+        wanted: auto, fp32, tf32, bf16 or fp16.
         device: Device of the model.
         image_size: Side of the images, in pixels.
 
@@ -76,7 +78,14 @@ def choose_precision(wanted: str, device: torch.device, image_size: int = MIN_BF
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = has_bf16 and wanted != "fp32"
     if wanted == "auto" and device.type == "cpu" and image_size < MIN_BF16_SIDE:
         return None
+    if wanted == "fp16" or (wanted == "auto" and device.type == "cuda" and not has_bf16 and computes_fp16(device)):
+        return torch.float16
     return torch.bfloat16 if has_bf16 and wanted in ("auto", "bf16") else None
+
+
+def computes_fp16(device: torch.device) -> bool:
+    """Return whether a GPU has units for products in float16, from compute capability 7.0 on."""
+    return torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def precision_name(precision: torch.dtype | None, device: torch.device) -> str:

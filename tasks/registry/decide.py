@@ -238,7 +238,9 @@ def _decision(
         comparison=comparison,
         previous=champion,
         champion_images=images,
-        reason=reason,
+        reason=f"{reason}; its head has {'{:.4f} ({:.4f} to {:.4f})'.format(*best.folds)} in a cross-validation"
+        if best.folds
+        else reason,
     )
 
 

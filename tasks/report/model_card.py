@@ -7,6 +7,7 @@ derived from the training run.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import torch
 from pydantic import BaseModel
@@ -15,7 +16,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.commands import flow_command
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
-from tasks.config.recipe import FineTuningPlan, lower_is_better, monitored
+from tasks.config.recipe import HEAD_NAME, FineTuningPlan, lower_is_better, monitored
 from tasks.config.train import TrainConfig
 from tasks.errors import join_names
 from tasks.interval import wilson_interval
@@ -64,6 +65,8 @@ class TrainingFacts:
     """Images of the split `val` by their score of `unknown`."""
     difference: PrecisionDifference | None = None
     """Difference between predictions in the serving precision and in float32; None if that is the precision."""
+    folds: tuple[float, float, float] | None = None
+    """Mean accuracy of the head in a cross-validation, and its 95 % interval; None without one."""
     plan: FineTuningPlan | None = None
     """Plan of the fine-tuning by the recipe, if there is one."""
     backend_reason: str = ""
@@ -138,9 +141,19 @@ def _results(facts: TrainingFacts) -> str:
             f"calibration error is the expected calibration error over {NUM_BINS} bins (Guo et al. 2017), after and "
             f"before the logits are divided by the temperature {facts.temperature:.4f}, which was fitted on the split "
             "`val`.",
+            *_folds(facts),
             _serving(facts),
         ]
     )
+
+
+def _folds(facts: TrainingFacts) -> list[str]:
+    if facts.folds is None:
+        return []
+    return [
+        "In a cross-validation with {} parts of `train` and `val`, a head on the features before fine-tuning has a "
+        "mean accuracy of {:.4f}, and a 95 % interval from {:.4f} to {:.4f}.".format(facts.train.folds, *facts.folds)
+    ]
 
 
 def _serving(facts: TrainingFacts) -> str:
@@ -292,19 +305,39 @@ def _training(facts: TrainingFacts) -> str:
 def _phases(facts: TrainingFacts) -> list[str]:
     """Return a table of the best epoch of each phase, in a list; an empty list with one phase."""
     monitor = monitored(facts.train)
-    best_of = min if lower_is_better(monitor) else max
-    ends = [start for start, _name in facts.phases[1:]] + [len(facts.history)]
     rows = []
-    for (start, name), end in zip(facts.phases, ends, strict=False):  # A run of release 0.1.0 has none.
-        if not (epochs := facts.history[start:end]):
-            continue
-        best = best_of(epochs, key=lambda epoch: float(getattr(epoch, monitor)))
-        kept = "chosen" if start <= facts.best_epoch < end else ""
+    for name, count, best, is_chosen in _best_epochs(facts):
         values = f"{best.val_accuracy:.4f}", f"{getattr(best, monitor):.4f}"
-        rows.append([markdown_text(name), f"{len(epochs)}", str(best.epoch), *values, kept])
+        rows.append([markdown_text(name), f"{count}", str(best.epoch), *values, "chosen" if is_chosen else ""])
     if len(rows) < 2:
         return []
     return [markdown_table(["phase", "epochs", "best epoch", "val accuracy", monitor.replace("_", " "), ""], rows)]
+
+
+def _best_epochs(facts: TrainingFacts) -> list[tuple[str, int, EpochMetrics, bool]]:
+    """Return each phase's name, number of epochs, best epoch by the monitored metric, and whether it was chosen."""
+    monitor = monitored(facts.train)
+    best_of = min if lower_is_better(monitor) else max
+    ends = [start for start, _name in facts.phases[1:]] + [len(facts.history)]
+    return [
+        (name, len(epochs), best_of(epochs, key=attrgetter(monitor)), start <= facts.best_epoch < end)
+        for (start, name), end in zip(facts.phases, ends, strict=False)  # A run of release 0.1.0 has none.
+        if (epochs := facts.history[start:end])
+    ]
+
+
+def why_chosen(facts: TrainingFacts) -> str:
+    """Return why these weights were chosen, as a sentence; empty if there was one phase."""
+    if len(found := _best_epochs(facts)) < 2:
+        return ""
+    heads, others = (
+        [best.val_accuracy for name, _count, best, _is_chosen in found if name.startswith(HEAD_NAME) == is_head]
+        for is_head in (True, False)
+    )
+    chosen = next(name for name, _count, _best, is_chosen in found if is_chosen)
+    compared = f"val accuracy {max(heads):.4f} of the head" + (f", {max(others):.4f} after it" if others else "")
+    planned = f"; fine-tuning: {facts.plan.reason}" if facts.plan else ""
+    return f"'{chosen}' is the best by {monitored(facts.train)} ({compared}){planned}"
 
 
 def _reproduction(facts: TrainingFacts, run_id: str, code_version: str | None, storage: Storage) -> str:

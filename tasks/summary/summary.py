@@ -17,7 +17,7 @@ from tasks.summary import SUMMARY_FILE
 from tasks.text.markup import markdown_code, markdown_link, markdown_table, markdown_text
 from tasks.tracking.evaluated import evaluated_version
 from tasks.tracking.models import PROMOTION_TAG, version_tags
-from tasks.tracking.runs import run_metrics, run_params
+from tasks.tracking.runs import WHY_TAG, run_metrics, run_params, run_tag
 
 
 class TrainingSummary(Ref):
@@ -49,6 +49,8 @@ class PipelineSummary(Ref):
     """95 % confidence interval of the champion's test accuracy; None if its number of test images is unknown."""
     model: str
     version: int
+    why: str = ""
+    """Why the champion has the weights of its phase of training; empty if there was one phase."""
     decision: str
     """The last decision of the promotion gate about the champion, as a sentence."""
     predictions: int
@@ -97,6 +99,7 @@ def make_summary(
         test_interval=interval,
         model=champion.name,
         version=champion.version,
+        why=run_tag(storage, RunRef(run_id=champion.run_id), WHY_TAG),
         decision=version_tags(storage, champion).get(PROMOTION_TAG, ""),
         predictions=predictions.predicted,
         prediction_errors=predictions.errors,
@@ -205,6 +208,7 @@ def _facts(summary: PipelineSummary) -> dict[str, str]:
         **({"verdict": summary.verdict.line} if summary.verdict else {}),
         "training": f"val accuracy {', '.join(accuracies)}",
         "champion": f"{summary.model} version {summary.version}, test accuracy {summary.test_accuracy:.4f}{interval}",
+        **({"why": summary.why} if summary.why else {}),
         "gate": summary.decision or "unknown",
         "inference": "nothing new to predict" if rate is None else f"{rate:.0f} images/s",
         "stages": stages,

@@ -28,6 +28,10 @@ TABLE_TAGS = (TABLE_TAG, TABLE_VERSION_TAG, TABLE_ID_TAG, SOURCE_TAG)
 """Tags of a registered version that name the table for which it was first promoted."""
 
 
+FOLDS_METRICS = ("folds_accuracy", "folds_accuracy_low", "folds_accuracy_high")
+"""Metrics of a cross-validation of the head: mean accuracy of the parts, and its 95 % interval."""
+
+
 @dataclass(frozen=True)
 class EvaluatedRun:
     """The test accuracy of a run and its data; values that an older run did not record are empty or None."""
@@ -45,6 +49,8 @@ class EvaluatedRun:
     """Fraction of the images of the split `val` that were classified correctly in the best epoch, 0-1."""
     macro_f1: float | None = None
     """Macro F1 on the split `test`, 0-1."""
+    folds: tuple[float, ...] = ()
+    """Mean accuracy of the head in a cross-validation, and its 95 % interval; empty without one."""
     serves: tuple[TableRef, ...] = ()
     """Other tables of which a registered version is the champion."""
 
@@ -90,6 +96,7 @@ def evaluated_run(storage: Storage, run: RunRef) -> EvaluatedRun:
         cache=cache,
         val_accuracy=share(data.metrics, "best_val_accuracy", of),
         macro_f1=share(data.metrics, "test_macro_f1", of),
+        folds=tuple(found for name in FOLDS_METRICS if (found := share(data.metrics, name, of)) is not None),
     )
 
 

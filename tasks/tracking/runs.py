@@ -47,6 +47,9 @@ VERSION_PARAM = "version."
 PLAN_TAG = "lakevision.plan"
 """Tag with the plan of the recipe's fine-tuning, as JSON."""
 
+WHY_TAG = "lakevision.why"
+"""Tag with the reason why the weights of a phase were chosen, as a sentence."""
+
 BATCH_SIZE_TAG = "lakevision.batch_size.stage_"
 """Prefix of the tags with the automatically chosen batch size of each phase, by its number."""
 
@@ -218,9 +221,25 @@ def run_metrics(storage: Storage, run: RunRef) -> dict[str, float]:
 
 def run_params(storage: Storage, run: RunRef) -> dict[str, str]:
     """Return the parameters of a run; none if it does not exist any more."""
-    with translate_outage(storage):
-        found = found_or_none(client_of(storage).get_run, run.run_id)
+    found = _found_run(storage, run)
     return {} if found is None else dict(found.data.params)
+
+
+def run_tag(storage: Storage, run: RunRef, name: str) -> str:
+    """Return a tag of a run; empty if it has none, or does not exist any more."""
+    found = _found_run(storage, run)
+    return "" if found is None else str(found.data.tags.get(name, ""))
+
+
+def run_seconds(storage: Storage, run: RunRef) -> float:
+    """Return the time from the start of a finished run to its end, in seconds."""
+    found = _found_run(storage, run)
+    return 0.0 if found is None else (found.info.end_time - found.info.start_time) / 1000
+
+
+def _found_run(storage: Storage, run: RunRef) -> Run | None:
+    with translate_outage(storage):
+        return found_or_none(client_of(storage).get_run, run.run_id)
 
 
 def read_artifact(storage: Storage, run: RunRef, name: str) -> bytes | None:

@@ -115,9 +115,13 @@ class TrackedRun:
             else:
                 return
 
+    def set_tag(self, name: str, text: str) -> None:
+        """Set a tag of the run."""
+        client_of(self.storage).set_tag(self.run_id, name, text)
+
     def describe(self, text: str) -> None:
         """Set the run's description, in Markdown, which is shown at the top of its page."""
-        client_of(self.storage).set_tag(self.run_id, DESCRIPTION_TAG, fit_description(text, MAX_RUN_DESCRIPTION))
+        self.set_tag(DESCRIPTION_TAG, fit_description(text, MAX_RUN_DESCRIPTION))
 
     def log_folder(self, folder: Path, name: str) -> None:
         """Log the files of a folder into the folder `name` of the artifacts."""

@@ -39,10 +39,22 @@ PLAIN = (
     "tags",
     "plan",
     "phases",
+    "folds",
 )
 """Values of `Progress` that a checkpoint has as they are."""
 
-CONTENT = (*PLAIN, "config", "classes", "model", "optimizer", "rank_buffers", "running", "stopping", "history")
+CONTENT = (
+    *PLAIN,
+    "loss_scale",
+    "config",
+    "classes",
+    "model",
+    "optimizer",
+    "rank_buffers",
+    "running",
+    "stopping",
+    "history",
+)
 """Keys of a checkpoint."""
 
 VERSION = 1
@@ -51,7 +63,7 @@ VERSION = 1
 A value that is added needs no other version: it has a default that means "as before", in its dataclass or in ADDED.
 """
 
-ADDED: dict[str, Any] = {"plan": {}, "phases": []}
+ADDED: dict[str, Any] = {"plan": {}, "phases": [], "folds": [], "loss_scale": {}}
 """Values of CONTENT that are newer than version 1, for checkpoints that lack them."""
 
 DAMAGE = (
@@ -120,6 +132,7 @@ class Checkpoints:
             buffers.collect(reducer) if differ and buffers is not None and buffers.ranks.num_virtual > 1 else []
         )
         content = {name: getattr(progress, name) for name in PLAIN} | {
+            "loss_scale": progress.loss_scale,
             "config": self._config,
             "classes": list(progress.classes),
             "model": model.state_dict(),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.cache.loader import CacheLoader, count_labels
+from tasks.cache.loader import CacheLoader, read_labels
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.order import VirtualRanks
 from tasks.collectives.reducer import Reducer, gather_numbers
@@ -24,6 +24,10 @@ from tasks.train.batches import check_data
 from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.train")
+
+
+MAX_RATIO = 10
+"""Ratio of the largest to the smallest class above which a training run says how to balance them."""
 
 
 @dataclass
@@ -49,7 +53,8 @@ class TrainingContext:
 
     def agree_on_precision(self) -> None:
         """Compute in what the processors of all ranks have, where they differ; a collective operation."""
-        if not gather_numbers(self.reducer, self.precision is not None).all():
+        numbers = gather_numbers(self.reducer, {None: 0, torch.bfloat16: 1, torch.float16: 2}[self.precision])
+        if (numbers != numbers[0]).any():
             self.precision = None
 
     @cached_property
@@ -63,9 +68,18 @@ class TrainingContext:
         return self.ranks if split == TRAIN else VirtualRanks.of(self.reducer.rank, self.reducer.num_ranks)
 
     @cached_property
+    def labels(self) -> dict[str, np.ndarray]:  # int64 (N,)
+        """Class of each image by split."""
+        return {split: read_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
+
+    @cached_property
     def counts(self) -> dict[str, np.ndarray]:  # int64 (K,)
         """Images of each class by split."""
-        return {split: count_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
+        return {split: np.bincount(found, minlength=len(self.manifest.classes)) for split, found in self.labels.items()}
+
+    def balanced(self, split: str) -> np.ndarray | None:  # int64 (N,)
+        """Return the labels for `CacheLoader` where the classes of the split are equally often in an epoch."""
+        return self.labels[split] if split == TRAIN and self.spec.train.sampling == "balanced" else None
 
     def images(self, split: str, batch_size: int) -> CacheLoader:
         """Return this rank's loader of the images of a split; `train` is shuffled."""
@@ -77,7 +91,9 @@ class TrainingContext:
             batch_size,
             seed=seed,
             ranks=self.ranks_of(split),
+            workers_count=self.spec.train.reader_threads,
             pin_memory=self.device.type == "cuda",
+            balanced_N=self.balanced(split),
         )
 
     def check(self) -> None:
@@ -93,6 +109,14 @@ class TrainingContext:
             logger.warning(
                 "train.batch_size is %s, lowered to %s: the split 'train' has %d images",
                 *(self.spec.train.batch_size, self.fitting_batch, self.manifest.splits[TRAIN].rows),
+            )
+        found = self.counts[TRAIN][self.counts[TRAIN] > 0]
+        is_natural = self.spec.train.sampling == "natural" and self.spec.train.class_weights == "none"
+        if is_natural and len(found) and found.max() > MAX_RATIO * found.min():
+            logger.warning(
+                "the classes of the split 'train' have %d to %d images, and training favours the large ones; "
+                "train.sampling or train.class_weights balanced gives all the same weight",
+                *(found.min(), found.max()),
             )
         for split in (VAL, TEST):
             is_untrained = (self.counts[split] > 0) & (self.counts[TRAIN] == 0)

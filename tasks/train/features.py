@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from pydantic import TypeAdapter
 from torch import nn
@@ -227,9 +229,13 @@ def feature_statistics(url: str, manifest: CacheManifest, device: torch.device) 
             break
     count, total, squares = sums
     mean = total / count
-    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
-    deviation += MIN_DEVIATION * deviation.mean() + 1e-12
+    deviation = raised((squares / count - mean.square()).clamp(min=0).sqrt())
     return mean.float().to(device), deviation.float().to(device)
+
+
+def raised(deviation_F: torch.Tensor) -> torch.Tensor:
+    """Return deviations, of which none is 0."""
+    return deviation_F + MIN_DEVIATION * deviation_F.mean() + 1e-12
 
 
 def feature_loader(
@@ -240,11 +246,12 @@ def feature_loader(
     *,
     seed: int | None,
     ranks: VirtualRanks = VirtualRanks(),
+    balanced_N: npt.NDArray[np.int64] | None = None,
 ) -> CacheLoader:
     """Return a loader of features: from memory if they fit, else from the cache."""
     fits_in_memory = manifest.splits[split].rows * manifest.row_bytes <= IN_MEMORY_BYTES
     kind = InMemoryLoader if fits_in_memory else CacheLoader
-    return kind(url, manifest, split, batch_size, seed=seed, ranks=ranks)
+    return kind(url, manifest, split, batch_size, seed=seed, ranks=ranks, balanced_N=balanced_N)
 
 
 STANDARDIZED_ROWS = 20_000

@@ -65,6 +65,8 @@ class LoopSettings:
     """Epoch of the phase before which early stopping counts no epoch, such as the end of its warm-up."""
     breaks_ties: bool = False
     """Whether the lower loss is the better one of equal values of the metric."""
+    scaler: torch.amp.GradScaler | None = None
+    """Scaler of the loss, with computations in float16; None for no scaling."""
     average: WeightAverage | None = None
     """Average of the weights to validate in their place; None for the weights themselves."""
     first_epoch: int = 0
@@ -146,7 +148,8 @@ def train_one_epoch(
     device, reducer, settings, running = loop.device, loop.reducer, loop.step, running or RunningEpoch()
     running.totals, running.gradient_norms = running.totals.to(device), running.gradient_norms.to(device)
     steps_per_epoch = count_steps(loader, settings, loop.ranks)
-    guard = NonFiniteGuard(model, reducer, device, epoch, steps_per_epoch)
+    scaler, scale = loop.scaler, 0.0 if loop.scaler is None else loop.scaler.get_scale()
+    guard = NonFiniteGuard(model, reducer, device, epoch, steps_per_epoch, scaler)
     averaging = reducer.wrap_model(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
@@ -174,12 +177,13 @@ def train_one_epoch(
                 # Ranks may have different numbers of images. With this divisor, the gradients averaged over the ranks
                 # are exactly the gradient of the mean loss over all images of the step.
                 loss = total * reducer.num_ranks / part.num_global_rows
+                loss = loss if scaler is None else scaler.scale(loss)
             if not part.is_last:
                 accumulate_gradients(parameters, loss)
                 continue
             # A rank without images in this batch contributes gradients of zero.
             reducer.backward(loss)
-            reducer.step(optimizer, clip_gradients)
+            reducer.step(optimizer, clip_gradients, scaler)
             if loop.average is not None:
                 loop.average.update((epoch - loop.first_epoch) * steps_per_epoch + part.step)
             running.position, running.steps = running.position + part.num_global_rows, part.step + 1
@@ -187,6 +191,8 @@ def train_one_epoch(
             if loop.step_callback.after_step():
                 break
             began = time.perf_counter()  # The time of writing a checkpoint is not counted.
+    if scaler is not None and reducer.rank == 0 and scaler.get_scale() < scale:
+        logger.info("epoch %d: the loss is scaled by %g: float16 overflowed before", epoch, scaler.get_scale())
     return reduce_epoch(running, reducer)
 
 
@@ -216,7 +222,7 @@ def _clip_gradients(
 ) -> None:
     """Add the total gradient norm to that of the epoch, check it, and clip the gradients to `max_norm`."""
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    running.gradient_norms += norm
+    running.gradient_norms += norm.nan_to_num(0.0, 0.0)  # A step that is left out has none.
     guard.check_gradients(norm)
     if max_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)

@@ -15,6 +15,9 @@ from tasks.errors import Diverged
 CHECK_EVERY_STEPS = 20
 """Steps between two checks on a GPU, where each check synchronizes the device; a CPU checks every step."""
 
+MIN_SCALE = 1.0
+"""Scale of the loss below which non-finite gradients are an error: the scaling does not cause them."""
+
 PROBLEM = TypeAdapter(tuple[str, list[int]])
 """Type of a description and its rows."""
 
@@ -28,7 +31,15 @@ class NonFiniteGuard:
     keeps the number of the first step with non-finite gradients.
     """
 
-    def __init__(self, model: nn.Module, reducer: Reducer, device: torch.device, epoch: int, num_steps: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        reducer: Reducer,
+        device: torch.device,
+        epoch: int,
+        num_steps: int,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         """Start an epoch.
 
         Args:
@@ -37,12 +48,15 @@ class NonFiniteGuard:
             device: Device of the model.
             epoch: Number of the epoch, from 0.
             num_steps: Steps of the epoch.
+            scaler: Scaler of the loss. It leaves steps with non-finite gradients out and lowers the scale; only those
+                below MIN_SCALE are an error.
         """
         self._model = model
         self._reducer = reducer
         self._device = device
         self._epoch = epoch
         self._num_steps = num_steps
+        self._scaler = scaler
         self._first = torch.full((), -1, dtype=torch.int64, device=device)
         self._rows: deque[tuple[int, list[int]]] = deque(maxlen=CHECK_EVERY_STEPS)
         self._step = 0
@@ -54,7 +68,7 @@ class NonFiniteGuard:
         if self._rows and self._rows[-1][0] == step:
             self._rows[-1][1].extend(rows)
             return
-        self._step = step
+        self._step, self._problem = step, ""
         self._rows.append((step, rows))
         self._is_checked = should_check_finite(step, self._num_steps, self._device)
 
@@ -84,7 +98,10 @@ class NonFiniteGuard:
         Raises:
             Diverged: The gradients were non-finite in this step, or in one since the last check.
         """
-        self._first.masked_fill_((self._first < 0) & ~norm.isfinite(), self._step)
+        if self._scaler is None:
+            self._first.masked_fill_((self._first < 0) & ~norm.isfinite(), self._step)
+        elif self._is_checked and not bool(norm.isfinite()) and self._scaler.get_scale() < MIN_SCALE:
+            self._first.fill_(self._step)
         if not self._is_checked or (first := int(self._first)) < 0:
             return
         rows = next((rows for number, rows in self._rows if number == first), [])

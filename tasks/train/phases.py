@@ -51,7 +51,7 @@ class Trainable:
 
 def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
     """Build model, loaders and optimizer of a phase; the optimizer is not yet wrapped by the reducer."""
-    train, distributed, classifier = phase.train, context.spec.distributed, context.classifier
+    train, classifier = phase.train, context.classifier
     unfreeze(classifier, phase)
     classifier.precision = context.precision
     takes_features = phase.unfreeze_from is None and trains_on_features(context)
@@ -75,6 +75,23 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
             limit = GRAPHS_PER_PHASE * (len(phases_of(context.spec.train)) + context.spec.train.plans_fine_tuning)
             torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, limit)
             classifier.network.compile()
+    return make_trainable(context, phase, progress, model, loaders)
+
+
+def make_trainable(
+    context: TrainingContext, phase: Phase, progress: Progress, model: nn.Module, loaders: dict[str, CacheLoader]
+) -> Trainable:
+    """Build optimizer and loop of a phase.
+
+    Args:
+        context: The training run.
+        phase: The phase.
+        progress: Its progress, which has the batch size of the loaders.
+        model: Whole network on images, or only its head on features.
+        loaders: This rank's shares of the splits `train` and `val`.
+    """
+    train, distributed, batch_size = phase.train, context.spec.distributed, loaders[TRAIN].batch_size
+    takes_features = model is not context.classifier
     augment = None
     if train.augmentation.is_on and not takes_features:
         from tasks.model.augmentation import make_augment  # Here: it loads torchvision's transforms.
@@ -89,6 +106,10 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         accumulate_steps=train.accumulate_steps,
         sync_batch_norm=context.reducer.num_ranks > 1 and distributed is not None and distributed.sync_batch_norm,
     )
+    in_fp16 = context.precision is torch.float16 and not takes_features
+    progress.scaler = torch.amp.GradScaler(context.device.type) if in_fp16 else None
+    if progress.scaler is not None:
+        progress.scaler.scale(torch.zeros((), device=context.device))  # Now: the first batch of a rank may be empty.
     global_batch = batch_size * context.ranks.num_virtual * train.accumulate_steps
     schedule = make_schedule(
         train,
@@ -115,6 +136,7 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
         breaks_ties=train.recipe != "given" and not lower_is_better(train.monitor),
         first_epoch=progress.first_epoch,
         step=settings,
+        scaler=progress.scaler,
         buffers=VirtualBuffers(model, context.ranks),
     )
     return Trainable(model, loaders, make_optimizer(train, model), loop)
@@ -148,6 +170,7 @@ def _feature_loaders(
             batch_size,
             seed=context.spec.train.seed if split == TRAIN else None,
             ranks=context.ranks_of(split),
+            balanced_N=context.balanced(split),
         )
         for split in (TRAIN, VAL)
     }

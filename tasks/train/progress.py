@@ -104,6 +104,10 @@ class Progress:
     """Weights of the best epoch."""
     average: dict[str, torch.Tensor] = field(default_factory=dict)
     """Moving average of the weights in the phase; empty without an average, and before its start."""
+    scaler: torch.amp.GradScaler | None = None
+    """Scaler of the loss in the phase; None without computations in float16."""
+    folds: list[float] = field(default_factory=list)
+    """Accuracy of the head on each part of a cross-validation; empty without one, and before it."""
     seconds: float = 0.0
     """Training and validation time of the finished epochs, over all starts."""
     plan: dict[str, Any] = field(default_factory=dict)
@@ -116,6 +120,11 @@ class Progress:
     """Provenance of the last start, from `tasks.train.provenance`."""
     tags: dict[str, str] = field(default_factory=dict)
     """Tags that the training run sets on its MLflow run."""
+
+    @property
+    def loss_scale(self) -> dict[str, Any]:
+        """State of the scaler, which a checkpoint holds; empty without one."""
+        return {} if self.scaler is None else self.scaler.state_dict()
 
     @property
     def fine_tuning(self) -> FineTuningPlan | None:

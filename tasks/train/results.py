@@ -25,13 +25,13 @@ from tasks.model_package.description import WEIGHTS_FILE
 from tasks.progress.activity import working
 from tasks.refs import TRAIN, TRIAL_TAG, RunRef, TableRef
 from tasks.report.figures import shorten
-from tasks.report.model_card import TrainingFacts
+from tasks.report.model_card import TrainingFacts, why_chosen
 from tasks.report.report import log_report
 from tasks.spark.session import NeedsSpark
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source
 from tasks.tracking import runs
-from tasks.tracking.evaluated import recorded_table
+from tasks.tracking.evaluated import FOLDS_METRICS, recorded_table
 from tasks.tracking.runs import FLOW_SOURCE_TAG, RESUMED_WITH_CHANGES_TAG
 from tasks.tracking.sender import MetricSender
 from tasks.tracking.server import translate_outage
@@ -41,6 +41,7 @@ from tasks.tracking.trained_tables import TABLE_ID_TAG
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.context import TrainingContext
 from tasks.train.continuation import continued_run, end_checkpoints
+from tasks.train.folds import mean_and_interval
 from tasks.train.phases import trains_on_features
 from tasks.train.progress import Progress, ResumePoint
 from tasks.train.provenance import append_to_note, provenance_changes, recorded_provenance
@@ -280,6 +281,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
     """Log the metrics of the best epoch and of the split `test`, the report, and the evaluated model."""
     manifest, test = context.manifest, served.evaluation
     best = progress.history[progress.stopping.best_epoch]
+    folds = mean_and_interval(progress.folds) if progress.folds else None
     run.log_metrics(
         {
             "best_epoch": best.epoch,
@@ -296,6 +298,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
             "test_calibration_error_uncalibrated": test.uncalibrated.error,
             "temperature": served.temperature,
             **_difference_metrics(served.difference),
+            **dict(zip(FOLDS_METRICS, () if folds is None else folds, strict=False)),
         },
         step=best.epoch,
     )
@@ -311,6 +314,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         backend_reason=context.spec.backend_reason,
         history=progress.history,
         phases=progress.phases,
+        folds=folds,
         plan=progress.fine_tuning,
         max_epochs=total_epochs(context.spec.train, progress.fine_tuning, on_features=trains_on_features(context)),
         best_epoch=best.epoch,
@@ -322,6 +326,8 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
         source=source_of(manifest.table),
         resumed_with_changes=progress.tags.get(RESUMED_WITH_CHANGES_TAG),
     )
+    if why := why_chosen(facts):
+        run.set_tag(runs.WHY_TAG, why)
     log_report(run, facts, context.counts[TRAIN].tolist(), context.spec.storage)
     with TemporaryDirectory() as scratch:
         state = context.classifier.state_dict()

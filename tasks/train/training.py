@@ -135,6 +135,10 @@ class Training:
 
     def _run_phases(self, context: TrainingContext, checkpoint: dict[str, Any] | None) -> None:
         progress = self.progress
+        if self._train.folds and not progress.folds:
+            from tasks.train.folds import cross_validate  # Here: most training runs have none.
+
+            progress.folds = cross_validate(context)
         for phase in self._phases(context):
             if phase.number < progress.phase:
                 continue
@@ -153,6 +157,8 @@ class Training:
                 self._record.set_batch_size(phase.number)
             if checkpoint is not None and checkpoint["phase"] == phase.number:
                 restore(checkpoint, trainable.model, trainable.optimizer, trainable.loop.buffers)
+                if progress.scaler is not None and checkpoint["loss_scale"]:
+                    progress.scaler.load_state_dict(checkpoint["loss_scale"])
             process_start.passed("preparation")
             is_over = self._fit(context, phase, trainable)
             if isinstance(trainable.model, StandardizedHead):

@@ -66,14 +66,18 @@ class ThreadReducer(Reducer):
         """Load the state dict of rank 0."""
         model.load_state_dict(self._exchange({name: value.clone() for name, value in model.state_dict().items()})[0])
 
-    def step(self, optimizer: torch.optim.Optimizer, see_gradients: Callable[[], None]) -> None:
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        see_gradients: Callable[[], None],
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         """Average the gradients over ranks, missing ones as zeros, and take a step."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.sum(own) / self.num_ranks
-        see_gradients()
-        optimizer.step()
+        super().step(optimizer, see_gradients, scaler)
 
     def shut_down(self) -> None:
         """Do nothing."""

@@ -45,6 +45,7 @@ from tasks.storage import resolve_storage
 from tasks.summary.summary import make_summary
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import models
+from tasks.tracking.evaluated import FOLDS_METRICS
 from tasks.tracking.pins import read_pins
 from tasks.tracking.runs import read_artifact
 from tasks.tracking.searches import trial_tags
@@ -727,11 +728,14 @@ def test_decision_is_shown_in_the_flow_run(prefect_harness, storage, tmp_path):
 
 
 def test_run_is_chosen_by_val_and_compared_by_test(storage, tmp_path):
-    """The higher test accuracy of another run does not count."""
+    """The higher test accuracy of another run does not count; the reason has the cross-validation of the run."""
     lucky = log_run(storage, tmp_path, seed=1, accuracy=0.9, val_accuracy=0.6)
     better = log_run(storage, tmp_path, seed=2, accuracy=0.8, val_accuracy=0.7)
+    for name, value in zip(FOLDS_METRICS, (0.7, 0.65, 0.75), strict=True):
+        client_of(storage).log_metric(better.run_id, name, value)
     promoted = promote_best([lucky, better], NAMED, storage)
     assert (promoted.champion.run_id, promoted.challenger_accuracy) == (better.run_id, 0.8)
+    assert promoted.reason.endswith("; its head has 0.7000 (0.6500 to 0.7500) in a cross-validation")
     tags = models.version_tags(storage, promoted.champion)
     assert json.loads(tags["candidates"]) == {lucky.run_id: 0.6, better.run_id: 0.7}
     assert promote_best([lucky], NAMED, storage).champion.run_id == lucky.run_id

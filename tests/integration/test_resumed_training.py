@@ -3,13 +3,15 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mlflow
 import pytest
 import torch
 
-from tasks.config.train import AugmentationConfig, FineTunePhase
+from tasks.config.augmentation import AugmentationConfig
+from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
 from tasks.refs import TEST, TRAIN, VAL, TableRef
 from tasks.tracking.runs import BATCH_SIZE_TAG, CONTINUES_TAG, read_artifact, run_metrics
@@ -125,6 +127,19 @@ def test_full_network_resumes_with_the_same_augmented_images(workspace, tmp_path
     interruptions = [
         Interruption("terminated", 11, leaves=(0, 1, 18)),
         Interruption("killed", 5 + 3, leaves=(0, 2, 0), repeated=3),
+    ]
+    check_resumed(workspace, train, interruptions, tmp_path)
+
+
+def test_float16_resumes_with_the_scale_of_the_loss(workspace, tmp_path, monkeypatch):
+    """A scale that is too large falls in the first steps, which are left out; a process that resumes continues it."""
+    monkeypatch.setattr("torch.amp.GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40, growth_interval=5))
+    train = workspace.settings(
+        weights="none", freeze_backbone=False, max_epochs=2, precision="fp16", sampling="balanced"
+    )
+    interruptions = [
+        Interruption("terminated", 3, leaves=(0, 0, 18)),
+        Interruption("killed", 5 + 3, leaves=(0, 1, 0), repeated=3),
     ]
     check_resumed(workspace, train, interruptions, tmp_path)
 

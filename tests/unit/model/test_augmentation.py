@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tasks.config.train import AugmentationConfig
+from tasks.config.augmentation import AugmentationConfig
 from tasks.model.augmentation import make_augment
 
 SIDE, CLASSES = 16, 4

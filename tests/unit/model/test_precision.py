@@ -91,7 +91,7 @@ def test_tf32_is_refused_without_support(monkeypatch: pytest.MonkeyPatch) -> Non
         choose_precision("tf32", CPU)
     assert refused.value.setting == "train.precision"
 
-    monkeypatch.setattr("tasks.model.precision.computes_bf16", lambda device: False)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (6, 1))
     with pytest.raises(WrongInput, match=r"'tf32'.* 8.0 or later.* the device is cuda: "):
         choose_precision("tf32", GPU)
     assert precision_name(choose_precision("auto", GPU), GPU) == "float32"

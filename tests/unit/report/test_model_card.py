@@ -15,7 +15,7 @@ from tasks.config.recipe import FineTuningPlan
 from tasks.config.train import TrainConfig, TrainRun
 from tasks.model.pretrained import preprocessing
 from tasks.refs import CacheRef
-from tasks.report.model_card import TrainingFacts, model_card
+from tasks.report.model_card import TrainingFacts, model_card, why_chosen
 from tasks.storage import Storage, resolve_storage
 from tests.builders.finished_training import evaluation_of, facts_of, scores_of
 
@@ -248,5 +248,22 @@ def test_card_has_the_best_epoch_of_each_phase(cache: CacheRef) -> None:
     assert rows_of(card, "all layers, weight decay 0.05")[1:3] == ["1", "2"]
     assert rows_of(card, "fine-tuning") == ["fine-tuning", "1 epochs of all layers: because"]
     assert best != 1 or rows_of(card, "head, weight decay 3")[3:5] == values
+    head, layers = facts.history[best].val_accuracy, facts.history[2].val_accuracy
+    assert why_chosen(facts) == (
+        f"'head, weight decay 3' is the best by val_calibrated_loss (val accuracy {head:.4f} of the head, {layers:.4f} "
+        "after it); fine-tuning: 1 epochs of all layers: because"
+    )
     for few in ([], phases[:1]):
         assert "| phase |" not in card_of(facts_of(cache, phases=few))
+        assert why_chosen(facts_of(cache, phases=few)) == ""
+
+
+def test_card_has_the_cross_validation_of_the_head(cache: CacheRef) -> None:
+    """Without one, it says nothing of it."""
+    facts = facts_of(cache, train=TrainConfig(folds=5))
+    sentence = "In a cross-validation with 5 parts of `train` and `val`, a head on the features before fine-tuning has"
+
+    assert f"{sentence} a mean accuracy of 0.9000, and a 95 % interval from 0.8500 to 0.9500." in card_of(
+        replace(facts, folds=(0.9, 0.85, 0.95))
+    )
+    assert "cross-validation" not in card_of(facts)

@@ -139,6 +139,14 @@ def test_verdict_is_a_line_before_the_training(summary: PipelineSummary) -> None
     assert not any("verdict" in line for line in summary_lines(summary))
 
 
+def test_summary_says_why_the_champion_has_its_weights(summary: PipelineSummary) -> None:
+    """A run of one phase has no such line."""
+    chosen = summary.model_copy(update={"why": "'all layers' is the best"})
+
+    assert "why           'all layers' is the best" in summary_lines(chosen)
+    assert not any(line.startswith("why") for line in summary_lines(summary))
+
+
 def test_summary_of_an_earlier_release_is_read(summary: PipelineSummary) -> None:
     """Its file has neither an interval nor commands."""
     earlier = summary.model_dump(exclude={"test_interval", "next", "verdict"})

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
+from tasks.config.augmentation import AugmentationConfig
 from tasks.config.cache import CacheConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.frozen import RECORDED, AsBefore
 from tasks.config.storage import StorageConfig
-from tasks.config.train import AugmentationConfig, TrainConfig
+from tasks.config.train import TrainConfig
 from tasks.config.tune import TuneConfig
 from tasks.errors import WrongInput
 from tasks.refs import CacheRef

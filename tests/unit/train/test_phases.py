@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from tasks.collectives.reducer import Reducer
+from tasks.config.augmentation import AugmentationConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.recipe import phases_of, values_of
-from tasks.config.train import AugmentationConfig, FineTunePhase
+from tasks.config.train import FineTunePhase
 from tasks.errors import WrongInput
 from tasks.refs import TEST, TRAIN, VAL, CacheRef
 from tasks.train.loop import train_one_epoch

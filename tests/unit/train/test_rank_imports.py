@@ -7,7 +7,7 @@ from tests.builders.loaded_modules import loaded_modules
 RANK = ("launch.start_rank", "launch.rank", "collectives.torch_reducer", "collectives.horovod_reducer")
 """Modules of `tasks` that a rank runs, with both backends."""
 
-MOST_MODULES = 75
+MOST_MODULES = 76
 
 DRIVER_ONLY = {"prefect", "pyspark", "mlflow", "delta", "deltalake", "duckdb", "matplotlib", "optuna"}
 """Packages of the driver, some of which rank 0 loads to log the results."""

@@ -9,6 +9,7 @@ import torch
 
 from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer
+from tasks.config.augmentation import AugmentationConfig
 from tasks.config.recipe import (
     ALL_LAYERS,
     HEAD_WEIGHT_DECAYS,
@@ -18,7 +19,7 @@ from tasks.config.recipe import (
     total_epochs,
     values_of,
 )
-from tasks.config.train import AugmentationConfig, FineTunePhase, TrainConfig
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.metrics.evaluate import CALIBRATED, evaluate
 from tasks.model.device import RATE_FRACTION, make_optimizer
 from tasks.model.training_network import build_classifier

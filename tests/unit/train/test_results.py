@@ -7,9 +7,10 @@ import torch
 
 from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer
+from tasks.config.augmentation import AugmentationConfig
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
-from tasks.config.train import AugmentationConfig, FineTunePhase, TrainConfig
+from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.model.training_network import build_classifier
 from tasks.refs import CacheRef, TableRef
 from tasks.storage import resolve_storage

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tasks.config.train import AugmentationConfig
+from tasks.config.augmentation import AugmentationConfig
 from tasks.model.augmentation import make_augment
 from tasks.train.loop import train_one_epoch
 from tasks.train.step import StepSettings, step_seed
