@@ -46,7 +46,7 @@ def test_entrypoints_import_and_default_parameters_are_valid(name):
     flow = load(deployment)
     assert flow.name == {"photos": "pipeline"}.get(name, name)
     parameters = deployment["parameters"]
-    if name in {"photos", "verdict"}:  # the user fills in its source
+    if name in {"photos", "scaling-ladder", "verdict"}:  # the user fills in its source
         with pytest.raises(WrongInput, match="etl.source"):
             flow.validate_parameters(parameters)
         parameters = {"config": parameters["config"] | {"source": "/data/photos"}}
