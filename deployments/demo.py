@@ -46,8 +46,11 @@ LAST_LINES_SECONDS = 5.0
 DIGITS_IMAGE_SIZE, DIGITS_BATCH_SIZE = 16, 64
 """For the digits of 8 x 8 pixels: larger images and smaller batches take twice the time (tests/benchmarks/LOG.md)."""
 
+PHOTOS_MODEL = "mobilenet_v2"
+"""Model of the demo on the user's own images, with pretrained weights."""
+
 OWN_IMAGE_SIZE = 64
-"""Image size of the demo on the user's own images: photos need more than the digits, and a laptop must keep up."""
+"""Image size of the demo on the user's own images from scratch: photos need more than the digits, on a laptop, too."""
 
 DIGITS_NAME = "demo-digits"
 """Name of the folder of the digits' tables, and of their model."""
@@ -72,7 +75,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--source", default=BUILTIN_DIGITS, help="folder of class folders, a path or URL")
     parser.add_argument("--model", help="a torchvision classifier, or timm:NAME")
-    parser.add_argument("--weights", help="none, DEFAULT, champion, or a state dict; starts from them if not none")
+    own = "; for your own images DEFAULT, where they can be downloaded"
+    parser.add_argument("--weights", help=f"none, DEFAULT (pretrained), champion, or a state dict{own}")
     parser.add_argument("--image-size", type=int, help="side of the images in pixels")
     port = f"port of the Prefect server; else $LAKEVISION_PORT, or {PREFECT_PORT}"
     parser.add_argument("--port", type=int, help=port)
@@ -91,14 +95,14 @@ def tables_name(source: str) -> str:
 def parameters(options: argparse.Namespace) -> dict[str, Any]:
     """Return the DAG's parameters: those for the digits, overridden by the options that the user gave."""
     own = options.source != BUILTIN_DIGITS
-    weights = options.weights or "none"
+    weights = options.weights or ("DEFAULT" if own else "none")
     if weights not in {"none", "DEFAULT"} and not names_model(weights):
         weights = absolute_url(weights)
     frozen = weights != "none"
     return {
         "config": {
             "source": absolute_url(options.source),
-            "model": options.model or ("mobilenet_v2" if frozen else "resnet18"),
+            "model": options.model or (PHOTOS_MODEL if frozen else "resnet18"),
             "weights": weights,
             "image_size": options.image_size or (224 if frozen else OWN_IMAGE_SIZE if own else DIGITS_IMAGE_SIZE),
             **({} if own else {"max_epochs": 5}),
@@ -109,6 +113,23 @@ def parameters(options: argparse.Namespace) -> dict[str, Any]:
             "train": {} if own else {"batch_size": DIGITS_BATCH_SIZE},
         }
     }
+
+
+def without_download(options: argparse.Namespace) -> bool:
+    """Return whether weights that the user did not choose cannot be downloaded, after a line that says so.
+
+    Those that can be are in torch's or timm's cache afterwards.
+    """
+    from tasks.model.pretrained import load_weights
+
+    if options.weights is not None or options.source == BUILTIN_DIGITS:
+        return False
+    try:
+        load_weights(options.model or PHOTOS_MODEL, "DEFAULT")
+    except WrongInput as error:
+        say(f"{error.cause}: a network is trained from scratch, which learns less; WEIGHTS= takes a state dict")
+        return True
+    return False
 
 
 def check_parameters(values: dict[str, Any], model: str | None) -> None:
@@ -336,6 +357,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         values = parameters(options)
         check_parameters(values, options.model)
+        if without_download(options):
+            options.weights = "none"
+            values = parameters(options)
         port = options.port or port_setting("LAKEVISION_PORT", PREFECT_PORT)
         with local_stack(lakevision_home(), port) as stack:
             if own_auth_string() is None:  # before the stack's login is added to the environment

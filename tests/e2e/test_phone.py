@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,11 +15,17 @@ from tests.builders.stack import running_up
 
 
 @pytest.mark.long
+@pytest.mark.skipif(not os.environ.get("LAKEVISION_TEST_DATA"), reason="LAKEVISION_TEST_DATA has no weights")
 @pytest.mark.timeout(1500)
 def test_phone_folder_goes_to_predictions_with_two_commands(tmp_path: Path) -> None:
     """No setting is given; every file is accounted for, and the second command is filled in by the first."""
     folder, home = write_phone_folder(tmp_path / "phone"), tmp_path / "home"
-    environment = plain_environment(LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(free_port()))
+    weights = Path(os.environ["LAKEVISION_TEST_DATA"]).resolve() / "weights/mobilenet_v2.pth"
+    downloaded = tmp_path / "torch/hub/checkpoints/mobilenet_v2-7ebf99e0.pth"  # where a download would put them
+    downloaded.parent.mkdir(parents=True)
+    downloaded.symlink_to(weights)
+    torch_home = str(tmp_path / "torch")
+    environment = plain_environment(LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(free_port()), TORCH_HOME=torch_home)
 
     first = run_python("-m", "deployments.demo", "--source", str(folder), environment=environment, timeout=1200)
 
@@ -32,6 +39,14 @@ def test_phone_folder_goes_to_predictions_with_two_commands(tmp_path: Path) -> N
         first.stdout,
     )
     assert (summary["predictions"], summary["prediction_errors"]) == (2 * PER_CLASS, 0)
+    before, after, why = (
+        next(line for line in first.stdout.splitlines() if line.startswith(name))
+        for name in ("verdict", "champion", "why")
+    )
+    assert "expected test accuracy" in before
+    assert "test accuracy" in after
+    assert re.search(r"'(head|all layers), weight decay .*' is the best by val_calibrated_loss \(val accuracy", why)
+    assert "; fine-tuning: " in why
     assert re.search(r"Prefect UI  http://[^/]+/runs/flow-run/\S+", first.stdout)
     command = summary["next"]["predict a folder"]
     assert command in first.stdout

@@ -8,9 +8,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from deployments.demo import _show_log, parameters, parse_arguments, stream_parameters
+from deployments.demo import _show_log, parameters, parse_arguments, stream_parameters, without_download
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import StreamRun
+from tasks.errors import WrongInput
 
 
 class Server:
@@ -49,6 +50,31 @@ def test_log_has_ended_with_the_last_line_of_the_flow_and_not_of_a_stage(capsys:
 def settings(*options: str) -> PipelineConfig:
     """Return the settings of the demo's run of the DAG with these options."""
     return PipelineConfig.model_validate(parameters(parse_arguments(options))["config"])
+
+
+def test_own_images_start_from_pretrained_weights_where_they_can_be_downloaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a network is trained from scratch, after a line that says so; what the user chose stays."""
+    tried: list[tuple[str, str]] = []
+    found = settings("--source", "/data/photos")
+    assert (found.train.weights, found.train.recipe, found.cache.image_size) == ("DEFAULT", "auto", 224)
+
+    def load(model: str, weights: str) -> None:
+        tried.append((model, weights))
+        if model == "mobilenet_v2":
+            raise WrongInput("the weights could not be downloaded", way_out="give a path")
+
+    monkeypatch.setattr("tasks.model.pretrained.load_weights", load)
+    for given, is_without in (
+        (("--source", "/data/photos"), True),
+        (("--source", "/data/photos", "--model", "resnet18"), False),
+        (("--source", "/data/photos", "--weights", "DEFAULT"), False),
+        ((), False),
+    ):
+        assert without_download(parse_arguments(given)) == is_without
+    assert tried == [("mobilenet_v2", "DEFAULT"), ("resnet18", "DEFAULT")]
+    assert "the weights could not be downloaded: a network is trained from scratch" in capsys.readouterr().out
 
 
 def test_each_source_of_the_demo_has_tables_of_its_own_and_none_is_replaced() -> None:
