@@ -1,9 +1,9 @@
 """Test accuracy of the default recipe beside fastai, timm's arguments and a linear probe, from the same weights.
 
 Sets are made of the photos of $LAKEVISION_TEST_DATA: ten images of each class, classes of 30:1, a tenth of the labels
-wrong, and all of them. All sides have the same splits. fastai trains for 5, 10 and 20 epochs with its own defaults; 10
-and 20 with the first seed of the first set alone. Ours and timm have the time of 5, ours for ETL, cache and training with the test. The
-time of a peer begins after its imports.
+wrong, and all of them. All sides have the same splits. fastai trains for 5 epochs with its own defaults, with the first
+seed of the first set also for 10 and 20. Ours and timm have the time of 5, ours for ETL, cache and training with the
+test. The time of a peer begins after its imports.
 
 Run: `make bench-quality`; BENCH_ARGS=--quick for one seed and ten images of each class.
 """
@@ -184,7 +184,9 @@ def main() -> None:
         fastai = install_beside(Path(environment) / "fastai", FASTAI, "fastai.vision.all", log)
         for name in sets:
             figures += compare(Path(data).resolve(), name, seeds, fastai, epochs, log)
-    write_figures("quality", figures, note=f"{seeds} seeds; differences are paired, seconds are ours and the peer's")
+            # After each set: all of them take hours.
+            note = f"{seeds} seeds; differences are paired, seconds are ours and the peer's"
+            write_figures("quality", figures, note=note)
 
 
 if __name__ == "__main__":
