@@ -1,5 +1,8 @@
 """The flow `scaling-ladder` under Prefect's test harness."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torchvision
@@ -12,8 +15,11 @@ from tests.builders.small_network import SMALL
 
 
 @pytest.mark.long
-def test_flow_climbs_from_a_sample_to_ranks_and_says_what_each_step_gains(prefect_harness, storage, source, tmp_path):
-    """The sample is part of all images, and a second run finds the training runs of the first."""
+def test_flow_climbs_from_a_sample_to_ranks_and_says_what_each_step_gains(
+    prefect_harness, storage, source, tmp_path, caplog
+):
+    """Each step computes its own features, and a second run finds the training runs of the first."""
+    caplog.set_level("INFO")
     torch.manual_seed(1)
     weights = tmp_path / "small.pt"
     torch.save(torchvision.models.get_model(SMALL, weights=None).state_dict(), weights)
@@ -33,6 +39,9 @@ def test_flow_climbs_from_a_sample_to_ranks_and_says_what_each_step_gains(prefec
     found = scaling_ladder(config)
 
     *ran, last = found.steps
+    for number in range(1, 6):
+        assert re.search(rf"step-{number}/\w+: running the frozen backbone over", caplog.text)
+    assert not list(Path(storage.cache).glob("step-*"))
     assert "spark.master 'local[*]'" in last.left_out
     assert [step.ranks for step in ran] == [1, 1, 1, 1, 2]
     small, whole = ran[0].images, ran[3].images

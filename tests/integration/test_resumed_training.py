@@ -133,7 +133,7 @@ def test_full_network_resumes_with_the_same_augmented_images(workspace, tmp_path
 
 def test_float16_resumes_with_the_scale_of_the_loss(workspace, tmp_path, monkeypatch):
     """A scale that is too large falls in the first steps, which are left out; a process that resumes continues it."""
-    monkeypatch.setattr("torch.amp.GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**40, growth_interval=5))
+    monkeypatch.setattr("torch.amp.GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**18, growth_interval=3))
     train = workspace.settings(
         weights="none", freeze_backbone=False, max_epochs=2, precision="fp16", sampling="balanced"
     )
