@@ -81,20 +81,15 @@ class HorovodReducer(Reducer):
         sent = gradients if self._sent_type is None else gradients.to(self._sent_type)
         return hvd.allreduce_async_(sent, op=hvd.Average, name=f"lakevision.gradients.{number}"), sent
 
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        see_gradients: Callable[[], None],
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        """Wait for the averaged gradients, call `see_gradients`, which may change them, and step."""
+    def step(self, take_step: Callable[[], None]) -> None:
+        """Wait for the averaged gradients, and call `take_step`."""
         assert self._buckets is not None, "the optimizer was wrapped"
         for gradients, (handle, sent) in self._buckets.sent():
             with waiting_for_ranks():
                 _wait(handle)
             if sent is not gradients:
                 gradients.copy_(sent)
-        super().step(optimizer, see_gradients, scaler)
+        take_step()
 
     def shut_down(self) -> None:
         """Shut Horovod down; without it, the exit of this rank raises an uncaught exception in the other ranks."""

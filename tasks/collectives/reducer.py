@@ -60,27 +60,9 @@ class Reducer:
         if loss is not None:
             loss.backward()  # type: ignore[no-untyped-call]  # torch does not type backward
 
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        see_gradients: Callable[[], None],
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        """Average the gradients over all ranks, call `see_gradients`, which may change them, and step.
-
-        Args:
-            optimizer: The optimizer.
-            see_gradients: Called with gradients that are averaged and unscaled.
-            scaler: Scaler of the loss. It leaves the step out on all ranks where a gradient is not finite.
-        """
-        if scaler is None:
-            see_gradients()
-            optimizer.step()
-            return
-        scaler.unscale_(optimizer)
-        see_gradients()
-        scaler.step(optimizer)
-        scaler.update()
+    def step(self, take_step: Callable[[], None]) -> None:
+        """Average the gradients over all ranks, and call `take_step`, the step of the optimizer."""
+        take_step()
 
     def shut_down(self) -> None:
         """End the communication of the ranks, after the last collective operation of all."""

@@ -7,6 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks.ladder.steps import Ladder, StepResult, advise
 from tasks.orchestration.stage import stage
+from tasks.text.log_lines import log_lines
 
 logger = logging.getLogger("lakevision.ladder")
 
@@ -19,7 +20,5 @@ def compare_steps(steps: Sequence[StepResult]) -> Ladder:
     ladder = Ladder(steps=tuple(steps), advice=advise(steps))
     ladder = ladder.model_copy(update={"table": ladder_text(ladder)})
     create_markdown_artifact(ladder_markdown(ladder), key="scaling-ladder", description=ladder.advice)
-    lines = ladder.table.splitlines()
-    form = "\n%s" * len(lines)  # line breaks in the format: those within arguments are escaped
-    logger.info(f"scaling ladder{form}", *lines)
+    log_lines(logger, "scaling ladder", ladder.table.splitlines())
     return ladder

@@ -13,6 +13,7 @@ from tasks.report import MODEL_CARD_FILE
 from tasks.report.page import card_with_figures, named_card, run_figures
 from tasks.storage import Storage
 from tasks.summary.summary import PipelineSummary, make_summary, summary_lines, summary_markdown, write_summary
+from tasks.text.log_lines import log_lines
 from tasks.tracking.models import model_location
 from tasks.tracking.runs import read_artifact, run_location
 
@@ -35,9 +36,7 @@ def summarize(
     """Write summary.json, and publish the summary and the champion's model card with the run."""
     summary = make_summary(storage, etl, cache, verdict, single, distributed, champion, predictions, seconds, skipped)
     publish_summary(summary, storage, champion, write_summary(storage, summary))
-    lines = summary_lines(summary)
-    form = "\n%s" * len(lines)  # line breaks in the format: those within arguments are escaped
-    logger.info(f"summary of the run{form}", *lines)
+    log_lines(logger, "summary of the run", summary_lines(summary))
     return summary
 
 

@@ -1,7 +1,7 @@
-"""A logging filter that keeps external values on one line and removes credentials."""
+"""Lines of logs: several under a title, and a filter that keeps external values on one and removes credentials."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.credentials import without_credentials
@@ -59,6 +59,12 @@ def message_of(record: logging.LogRecord) -> str:
         return record.getMessage()
     except Exception:  # As in `_message`.
         return _message(record)
+
+
+def log_lines(logger: logging.Logger, title: str, lines: Sequence[str]) -> None:
+    """Log a title and lines below it."""
+    form = "\n%s" * len(lines)  # line breaks in the format: those within arguments are escaped
+    logger.info(f"{title}{form}", *lines)
 
 
 class SingleLineFilter(logging.Filter):

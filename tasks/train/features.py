@@ -37,7 +37,7 @@ from tasks.model_package.serving import serving_network
 from tasks.object_store import file_system
 from tasks.progress.activity import stepping, waiting_for_process
 from tasks.progress.count import advance, counted
-from tasks.refs import TRAIN
+from tasks.refs import TRAIN, VAL
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.train.context import TrainingContext
@@ -252,6 +252,21 @@ def feature_loader(
     fits_in_memory = manifest.splits[split].rows * manifest.row_bytes <= IN_MEMORY_BYTES
     kind = InMemoryLoader if fits_in_memory else CacheLoader
     return kind(url, manifest, split, batch_size, seed=seed, ranks=ranks, balanced_N=balanced_N)
+
+
+def read_features(url: str, manifest: CacheManifest, seed: int, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return features, float32 (N, F), and labels, int64 (N,), of `train` and `val`; of more than `most`, a sample."""
+    total = sum(part.rows for part in manifest.splits.values())
+    chosen = np.zeros(total, dtype=bool)
+    chosen[np.random.default_rng(seed).permutation(total)[:most]] = True
+    features, labels, begin = [], [], 0
+    for split in (TRAIN, VAL):
+        for batch in feature_loader(url, manifest, split, 256, seed=None).epoch(0):
+            kept = np.flatnonzero(chosen[begin + batch.rows_B])
+            features.append(batch.inputs[kept])
+            labels.append(batch.labels_B[kept])
+        begin += manifest.splits[split].rows
+    return torch.cat(features), torch.cat(labels)
 
 
 STANDARDIZED_ROWS = 20_000

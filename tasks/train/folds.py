@@ -22,7 +22,7 @@ from tasks.model.training_network import copy_of_state
 from tasks.progress.activity import working
 from tasks.refs import TEST, TRAIN, VAL
 from tasks.train.context import TrainingContext
-from tasks.train.features import StandardizedHead, feature_loader, materialize_features, raised
+from tasks.train.features import StandardizedHead, materialize_features, raised, read_features
 from tasks.train.loop import fit
 from tasks.train.phases import make_trainable, trains_on_features
 from tasks.train.progress import EarlyStopping, Progress
@@ -82,11 +82,8 @@ def cross_validate(context: TrainingContext) -> list[float]:
 
 def _test_folds(context: TrainingContext, url: str, features: CacheManifest) -> list[float]:
     number, seed = context.spec.train.folds, context.spec.train.seed
-    batches = [
-        batch for split in (TRAIN, VAL) for batch in feature_loader(url, features, split, 256, seed=None).epoch(0)
-    ]
-    inputs_NF, labels_N = torch.cat([one.inputs for one in batches]), torch.cat([one.labels_B for one in batches])
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels_N))[:MAX_ROWS])
+    inputs_NF, labels_N = read_features(url, features, seed, MAX_ROWS)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(labels_N)))
     # Dealt out class by class, so that all parts have nearly the same classes.
     dealt = order[labels_N[order].argsort(stable=True)]
     num_threads = torch.get_num_threads()

@@ -152,7 +152,7 @@ def train_one_epoch(
     guard = NonFiniteGuard(model, reducer, device, epoch, steps_per_epoch, scaler)
     averaging = reducer.wrap_model(model)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    clip_gradients = partial(_clip_gradients, parameters, settings.max_gradient_norm, guard, running)
+    take_step = partial(_take_step, optimizer, parameters, settings.max_gradient_norm, guard, running, scaler)
     began = time.perf_counter()
     # Signals interrupt between steps, never within one.
     with defer_signals(), stepping("training", epoch) as begin_step:
@@ -183,7 +183,7 @@ def train_one_epoch(
                 continue
             # A rank without images in this batch contributes gradients of zero.
             reducer.backward(loss)
-            reducer.step(optimizer, clip_gradients, scaler)
+            reducer.step(take_step)
             if loop.average is not None:
                 loop.average.update((epoch - loop.first_epoch) * steps_per_epoch + part.step)
             running.position, running.steps = running.position + part.num_global_rows, part.step + 1
@@ -217,15 +217,30 @@ def accumulate_gradients(parameters: Sequence[nn.Parameter], loss: torch.Tensor 
         parameter.grad += gradient
 
 
-def _clip_gradients(
-    parameters: Sequence[nn.Parameter], max_norm: float | None, guard: NonFiniteGuard, running: RunningEpoch
+def _take_step(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    max_norm: float | None,
+    guard: NonFiniteGuard,
+    running: RunningEpoch,
+    scaler: torch.amp.GradScaler | None,
 ) -> None:
-    """Add the total gradient norm to that of the epoch, check it, and clip the gradients to `max_norm`."""
+    """Step on averaged gradients: add their total norm to that of the epoch, check it, and clip them to `max_norm`.
+
+    A scaler leaves the step out, on all ranks, where a gradient is not finite.
+    """
+    if scaler is not None:
+        scaler.unscale_(optimizer)
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    running.gradient_norms += norm.nan_to_num(0.0, 0.0)  # A step that is left out has none.
+    running.gradient_norms += norm if scaler is None else norm.nan_to_num(0.0, 0.0)  # 0 where the step is left out.
     guard.check_gradients(norm)
     if max_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    if scaler is None:
+        optimizer.step()
+        return
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def reduce_epoch(running: RunningEpoch, reducer: Reducer) -> TrainedEpoch:

@@ -2,7 +2,6 @@
 
 import logging
 
-import numpy as np
 import torch
 
 from tasks.cache.manifest import CacheManifest, open_cache
@@ -17,7 +16,7 @@ from tasks.refs import TEST, TRAIN, VAL, CacheRef, Verdict
 from tasks.storage import Storage
 from tasks.system.cores import num_cores
 from tasks.train.context import TrainingContext
-from tasks.train.features import ends_in_head, feature_loader, materialize_features, sample_images
+from tasks.train.features import ends_in_head, materialize_features, read_features, sample_images
 from tasks.train.plan import image_seconds
 from tasks.train.spec import TrainingSpec
 from tasks.verdict.outlook import make_verdict
@@ -87,23 +86,9 @@ def features_and_speed(
             return None
         spec = TrainingSpec(train=train, cache=cache, storage=storage)
         context = TrainingContext(spec, manifest, setup.classifier, device, Reducer())
-        return *read_features(context), fine_tuning_speed(context, phase, len(setup.batches[0][1]))
-
-
-def read_features(context: TrainingContext) -> tuple[Features, Labels]:
-    """Return features, float32 (N, F), and labels, int64 (N,), of the splits train and val, at most MAX_IMAGES."""
-    url, manifest = materialize_features(context, (TRAIN, VAL))
-    total = sum(part.rows for part in manifest.splits.values())
-    chosen = np.zeros(total, dtype=bool)
-    chosen[np.random.default_rng(context.spec.train.seed).permutation(total)[:MAX_IMAGES]] = True
-    features, labels, begin = [], [], 0
-    for split in (TRAIN, VAL):
-        for batch in feature_loader(url, manifest, split, 256, seed=None).epoch(0):
-            kept = np.flatnonzero(chosen[begin + batch.rows_B])
-            features.append(batch.inputs.numpy()[kept])
-            labels.append(batch.labels_B.numpy()[kept])
-        begin += manifest.splits[split].rows
-    return np.concatenate(features), np.concatenate(labels)
+        url, features = materialize_features(context, (TRAIN, VAL))
+        inputs_NF, labels_N = read_features(url, features, train.seed, MAX_IMAGES)
+        return inputs_NF.numpy(), labels_N.numpy(), fine_tuning_speed(context, phase, len(setup.batches[0][1]))
 
 
 def fine_tuning_speed(context: TrainingContext, phase: Phase, batch: int) -> float | None:

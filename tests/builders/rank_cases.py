@@ -369,7 +369,12 @@ def kinds_of_waiting(reducer: Reducer, folder: Path) -> list[str]:
         while reducer.rank != 0 and not seen.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         reducer.backward(loss)
-        reducer.step(optimizer, lambda: kinds.append(current().kind))
+
+        def take_step() -> None:
+            kinds.append(current().kind)
+            optimizer.step()
+
+        reducer.step(take_step)
     reducer.release_optimizer(optimizer)
     reducer.sum(torch.zeros(1))
     seen.unlink(missing_ok=True)

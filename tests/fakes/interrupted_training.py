@@ -77,14 +77,9 @@ class CountingRank(Reducer):
     """Numbers of the reported epochs."""
     _sums: int = 0
 
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        see_gradients: Callable[[], None],
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
+    def step(self, take_step: Callable[[], None]) -> None:
         """Take the step, and raise the interruption after the last one."""
-        super().step(optimizer, see_gradients, scaler)
+        super().step(take_step)
         self.steps += 1
         self.after_step()
         if self.interruption is None or self.steps != self.interruption.steps:

@@ -66,18 +66,17 @@ class ThreadReducer(Reducer):
         """Load the state dict of rank 0."""
         model.load_state_dict(self._exchange({name: value.clone() for name, value in model.state_dict().items()})[0])
 
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        see_gradients: Callable[[], None],
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Remember the trained parameters."""
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return model
+
+    def step(self, take_step: Callable[[], None]) -> None:
         """Average the gradients over ranks, missing ones as zeros, and take a step."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = self.sum(own) / self.num_ranks
-        super().step(optimizer, see_gradients, scaler)
+        for parameter in self._trained:
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self.sum(own) / self.num_ranks
+        super().step(take_step)
 
     def shut_down(self) -> None:
         """Do nothing."""
