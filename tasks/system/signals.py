@@ -1,10 +1,13 @@
 """Termination signals, handled like Ctrl-C and deferred during critical sections."""
 
 import contextvars
+import ctypes
 import signal
 import threading
+import weakref
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -69,13 +72,23 @@ def shutdown_requested() -> bool:
 WAIT_SECONDS = 0.5
 """Longest wait of `run_uninterrupted` for its function: the time limit of a thread is raised between two waits."""
 
+_PYTHON = ctypes.CDLL(None)
+"""Python's own C functions, which, unlike those of `ctypes.pythonapi`, let other threads run."""
+_new_lock, _free_lock = _PYTHON.PyThread_allocate_lock, _PYTHON.PyThread_free_lock
+_acquire, _release = _PYTHON.PyThread_acquire_lock, _PYTHON.PyThread_release_lock
+_new_lock.restype = ctypes.c_void_p
+_acquire.argtypes = (ctypes.c_void_p, ctypes.c_int)
+_release.argtypes = _free_lock.argtypes = (ctypes.c_void_p,)
+
 
 def run_uninterrupted(function: Callable[[], T], cancel: Callable[[], None] | None = None) -> T:
     """Call a function that exceptions of signals and time limits do not interrupt; raise the last of these after it.
 
     The handlers stay as they are: Prefect's worker announces a cancellation only to a process that has Prefect's own.
     Handlers run in the main thread, and time limits in the thread that they are set for: the function is called in
-    another one.
+    another one. A second signal may arrive while the exception of the first is handled, where no `except` clause
+    catches it. Python raises nothing between the entry of a clause and the return of the first C function that is
+    called there, so this function does nothing else before it waits for the other thread.
 
     Args:
         function: What to call. It must end by itself.
@@ -86,40 +99,46 @@ def run_uninterrupted(function: Callable[[], T], cancel: Callable[[], None] | No
     """
     results, errors = list[T](), list[BaseException]()
     # Of C code alone: an exception within an event or a future would leave its lock held.
-    begins, runs = threading.Lock(), threading.Lock()
+    begins, runs, interrupted = threading.Lock(), threading.Lock(), threading.Lock()
     context = contextvars.copy_context()
     runs.acquire()
+    interrupted.acquire()
+    ended = _new_lock()
+    _acquire(ended, 1)
 
     def call() -> None:
         if not begins.acquire(blocking=False):
-            return  # An exception was raised after the start of a first thread.
+            return  # A handler raised RuntimeError after the thread was started.
         try:
             results.append(context.run(function))
         except BaseException as error:
             errors.append(error)
         finally:
             runs.release()
+            _release(ended)
 
-    raised: BaseException | None = None
-    while not (results or errors):
+    def cancel_if_interrupted(cancel: Callable[[], None]) -> None:
+        interrupted.acquire()
+        if not (results or errors):
+            cancel()
+
+    weakref.finalize(call, _free_lock, ended)
+    if cancel is not None:
+        with suppress(RuntimeError):
+            start_new_thread(cancel_if_interrupted, (cancel,))
+    try:
         try:
-            if not begins.locked():
-                _start(call)
-            runs.acquire(timeout=WAIT_SECONDS)
-        except BaseException as error:  # any that a handler or a time limit raises
-            if raised is None and cancel is not None:
-                _start(cancel)
-            raised = error
-    if raised is not None:
-        raise raised
+            try:
+                start_new_thread(call, ())
+            except RuntimeError:  # No other thread can be started.
+                _release(ended)
+                call()
+            while not runs.acquire(timeout=WAIT_SECONDS):
+                pass
+        finally:
+            interrupted.release()
+    finally:
+        _acquire(ended, 1)
     if errors:
         raise errors[0]
     return results[0]
-
-
-def _start(function: Callable[[], None]) -> None:
-    """Call a function in a thread, or in this one if no other can be started."""
-    try:
-        threading.Thread(target=function, name="uninterrupted", daemon=True).start()
-    except RuntimeError:
-        function()

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextvars import ContextVar
@@ -27,6 +29,22 @@ def test_signals_are_raised_after_the_function() -> None:
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         run_uninterrupted(work)
     assert ended == ["work"]
+
+
+@pytest.mark.timeout(60)
+def test_signals_that_arrive_together_are_raised_after_the_function() -> None:
+    """A second one comes while the exception of the first is handled, thousands of times."""
+    ended, cancelled = [], []
+    sender = "import os, signal, time\nuntil = time.monotonic() + 2\nwhile time.monotonic() < until:\n    "
+    sender += f"os.kill({os.getpid()}, signal.SIGTERM)"
+
+    def work() -> None:
+        subprocess.run([sys.executable, "-c", sender], check=True)
+        ended.append("work")
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        run_uninterrupted(work, lambda: cancelled.append("work"))
+    assert (ended, cancelled) == (["work"], ["work"])
 
 
 class LimitReached(Exception):
