@@ -2,10 +2,9 @@
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.cache.task import materialize
-from tasks.checks.task import check_trainable, overfit_one_batch
+from flows.train import prepare_cache
+from tasks.checks.task import overfit_one_batch
 from tasks.config.checks import OverfitRun
-from tasks.etl.task import choose_images
 from tasks.launch.task import settle_weights
 from tasks.orchestration.stage import run_stage
 from tasks.refs import OverfitReport
@@ -16,10 +15,8 @@ from tasks.storage import resolve_storage
 def overfit_batch(config: OverfitRun = OverfitRun()) -> OverfitReport:
     """Overfit one batch of a version of `images`: train until its loss has fallen far enough."""
     storage = resolve_storage(config.storage)
-    start = settle_weights(config.train, storage, config.spark)
-    run_stage(check_trainable, start, config.cache)
-    images = run_stage(choose_images, config.table_version, storage, config.spark)
-    cache = run_stage(materialize, config.cache, images, storage, config.spark)
+    cache = prepare_cache(config, storage, is_tracked=False)
+    start = settle_weights(config.train, storage, config.spark, cache=cache)
     return run_stage(overfit_one_batch, start, cache, config.overfit)
 
 

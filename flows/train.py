@@ -13,10 +13,12 @@ from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage, resolve_storage
 
 
-def prepare_cache(config: TrainRun, storage: Storage, distributed: DistributedConfig | None = None) -> CacheRef:
+def prepare_cache(
+    config: TrainRun, storage: Storage, distributed: DistributedConfig | None = None, *, is_tracked: bool = True
+) -> CacheRef:
     """Check the settings, and return the cache of a version of `images`, which is built if it is missing."""
     start = settle_weights(config.train, storage, config.spark)
-    run_stage(check_trainable, start, config.cache, storage, distributed)
+    run_stage(check_trainable, start, config.cache, storage if is_tracked else None, distributed)
     images = run_stage(choose_images, config.table_version, storage, config.spark)
     run_stage(check_batches_fit, config.train, images, distributed)
     return run_stage(materialize, config.cache, images, storage, config.spark)

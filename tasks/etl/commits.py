@@ -4,10 +4,11 @@ Workers write images into parts in the table's folder before they are committed.
 removed, also those of a killed run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -176,9 +177,8 @@ def write_images(
     if version is not None and surplus.num_rows:
         # Of a table that is replaced as a whole, no reader sees an empty version.
         is_whole = surplus.num_rows == compared.num_existing()
-        if is_whole and _commit_without_copy(
-            spark, target.folder, moved | new, version, IMAGES, values, replaces_all=True
-        ):
+        add = partial(add_files, target.folder, moved | new, version, IMAGES, values, replaces_all=True)
+        if is_whole and _commit_without_copy(spark, target.folder, add):
             return
         _replace_images(spark, target, version, surplus, moved)
         version += 1
@@ -194,21 +194,12 @@ def _append(
     schema: StructType,
     values: Mapping[str, str],
 ) -> None:
-    if not _commit_without_copy(spark, path, files, version, schema, values):
+    if not _commit_without_copy(spark, path, partial(add_files, path, files, version, schema, values)):
         delta.append_files(spark, path, [f"{path}/{name}" for name in files], version, schema, values)
 
 
-def _commit_without_copy(
-    spark: SparkSession,
-    path: str,
-    files: Mapping[str, int],
-    version: int | None,
-    schema: StructType,
-    values: Mapping[str, str],
-    *,
-    replaces_all: bool = False,
-) -> bool:
-    """Commit files as `add_files`; return whether this is possible.
+def _commit_without_copy(spark: SparkSession, path: str, add: Callable[[], None]) -> bool:
+    """Call `add_files` for a table; return whether this is possible.
 
     It is not where the user has set another log store, which delta-rs does not use: commits of delta-rs and those of
     other programs would not exclude each other.
@@ -216,7 +207,7 @@ def _commit_without_copy(
     if has_other_log_store(spark, path):
         return False
     try:
-        add_files(path, files, version, schema, values, replaces_all=replaces_all)
+        add()
     except NeedsSpark:
         return False
     return True
