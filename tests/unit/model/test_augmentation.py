@@ -7,6 +7,7 @@ from torch.nn import functional
 from torchvision.transforms import v2
 
 from tasks.config.augmentation import AugmentationConfig
+from tasks.model import augmentation
 from tasks.model.augmentation import ASPECT, make_augment, transform_batch
 
 SIDE, CLASSES = 16, 4
@@ -172,11 +173,21 @@ def test_batch_without_a_crop_has_the_same_pixels() -> None:
     assert kinds == {"same", "mirrored"}
 
 
-def test_only_a_cpu_transforms_images_one_by_one() -> None:
+def test_only_a_cpu_transforms_images_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another device gets a whole batch at once, with images of the same form."""
+    counts = []
+
+    def spy(settings: AugmentationConfig, image_size: int, images_BCHW: torch.Tensor) -> torch.Tensor:
+        counts.append(len(images_BCHW))
+        return transform_batch(settings, image_size, images_BCHW)
+
+    monkeypatch.setattr(augmentation, "transform_batch", spy)
     augment = make_augment(AugmentationConfig(flip=True, resized_crop=0.5, colour=0.2), SIDE, CLASSES)
     assert augment is not None
     images, labels = batch()
+    augment(images, labels)
+    assert counts == []
     found, targets = augment(images.to("meta"), labels)
+    assert counts == [len(images)]
     assert (found.device.type, found.shape, found.dtype) == ("meta", images.shape, torch.uint8)
     assert targets is labels
