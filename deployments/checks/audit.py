@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,6 @@ NOTHING_FOUND, FOUND, NOT_CHECKED = 0, 1, 2
 
 class SourceUnavailable(RuntimeError):
     """Raised where a source of advisories does not answer; the message is pip-audit's last line of output."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Result of an audit against one source.
-
-    Attributes:
-        checked: Number of packages that were checked.
-        skipped: Names of packages that were not checked.
-        found: Findings that are not ignored, one line per finding.
-    """
-
-    checked: int
-    skipped: list[str]
-    found: list[str]
 
 
 def locked_packages() -> str:
@@ -88,29 +72,26 @@ def run_pip_audit(requirements: str, source: str, url: str | None, ignored: Iter
     return report
 
 
-def judge(report: dict[str, Any]) -> Verdict:
-    """List the findings of a report; skipped packages were not checked, whatever pip-audit's summary says."""
-    packages = report["dependencies"]
-    lines = []
+def judge(report: dict[str, Any], source: str) -> int | None:
+    """Print the findings of a report; return the exit code, or None if no package was checked.
+
+    Skipped packages were not checked, whatever pip-audit's summary says.
+    """
+    packages, num_found = report["dependencies"], 0
+    skipped = [package["name"] for package in packages if "skip_reason" in package]
+    if len(skipped) == len(packages):
+        print(f"audit: {source} knows none of {len(skipped)} packages", file=sys.stderr)
+        return None
     for package in packages:
         for found in package.get("vulns", ()):
             fixed = ", ".join(found["fix_versions"]) or "no version"
             ids = ", ".join(sorted([found["id"], *found["aliases"]]))
-            lines.append(f"{package['name']} {package['version']}: {ids} (fixed in {fixed})")
-    skipped = [package["name"] for package in packages if "skip_reason" in package]
-    return Verdict(len(packages) - len(skipped), skipped, lines)
-
-
-def print_verdict(verdict: Verdict, source: str) -> int:
-    """Print the result of an audit, and return the exit code."""
-    for line in verdict.found:
-        print(f"FOUND: {line}")
-    if verdict.skipped:
-        print(f"audit: {len(verdict.skipped)} packages are unknown to {source}: {', '.join(verdict.skipped)}")
-    print(f"audit: {verdict.checked} packages checked against {source}: {len(verdict.found)} findings")
-    if verdict.found:
-        return FOUND
-    return NOT_CHECKED if verdict.skipped else NOTHING_FOUND
+            print(f"FOUND: {package['name']} {package['version']}: {ids} (fixed in {fixed})")
+            num_found += 1
+    if skipped:
+        print(f"audit: {len(skipped)} packages are unknown to {source}: {', '.join(skipped)}")
+    print(f"audit: {len(packages) - len(skipped)} packages checked against {source}: {num_found} findings")
+    return FOUND if num_found else NOT_CHECKED if skipped else NOTHING_FOUND
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,13 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"'{error.filename}' was not found: run 'make audit', which has uv on its PATH")
     for source in [parsed.source] if parsed.source else SOURCES:
         try:
-            verdict = judge(run_pip_audit(requirements, source, parsed.osv_url, parsed.ignore_vuln))
+            code = judge(run_pip_audit(requirements, source, parsed.osv_url, parsed.ignore_vuln), SOURCES[source])
         except SourceUnavailable as error:
             print(f"audit: {SOURCES[source]} could not be reached: {error}", file=sys.stderr)
             continue
-        if verdict.checked:
-            return print_verdict(verdict, SOURCES[source])
-        print(f"audit: {SOURCES[source]} knows none of {len(verdict.skipped)} packages", file=sys.stderr)
+        if code is not None:
+            return code
     print("audit: nothing was checked: no source of advisories answered", file=sys.stderr)
     return NOT_CHECKED
 

@@ -80,8 +80,12 @@ def test_unavailable_source_fails_the_audit(tmp_path: Path, capsys: pytest.Captu
     assert printed.err.endswith("audit: nothing was checked: no source of advisories answered\n")
 
 
-def test_skipped_package_is_not_counted_as_checked() -> None:
+def test_skipped_package_is_not_counted_as_checked(capsys: pytest.CaptureFixture[str]) -> None:
     """For such a package, pip-audit itself prints "No known vulnerabilities found"."""
     skipped = {"name": "unheard-of", "skip_reason": "Dependency not found on PyPI"}
-    verdict = judge({"dependencies": [skipped, {"name": "sound", "version": "1.0", "vulns": []}]})
-    assert (verdict.checked, verdict.skipped, verdict.found) == (1, ["unheard-of"], [])
+    assert judge({"dependencies": [skipped, {"name": "sound", "version": "1.0", "vulns": []}]}, "OSV") == NOT_CHECKED
+    assert capsys.readouterr().out == (
+        "audit: 1 packages are unknown to OSV: unheard-of\naudit: 1 packages checked against OSV: 0 findings\n"
+    )
+    assert judge({"dependencies": [skipped]}, "OSV") is None
+    assert capsys.readouterr().err == "audit: OSV knows none of 1 packages\n"
