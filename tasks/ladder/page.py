@@ -43,8 +43,9 @@ def ladder_markdown(ladder: Ladder) -> str:
             f"# Next: {ladder.advice}",
             markdown_table(HEADER, rows),
             *(f"![{name}]({uri})" for name, uri in images.items()),
-            "The time is that of the whole training run. The speed-up compares the time for one training image with "
-            "the step before. The utilisation is the share of the loop in which it did not wait for data.",
+            "The time is that of the training run without the start of its processes. The speed-up compares the time "
+            "for one training image with the step before. The utilisation is the share of the loop in which it did not "
+            "wait for data.",
         ]
     )
 

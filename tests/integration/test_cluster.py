@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 import mlflow
 import pytest
 import torch
+import torchvision
 
 from tasks.config.distributed import DistributedConfig
 from tasks.config.storage import StorageConfig
+from tasks.ladder.steps import Ladder
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import resolve_storage
 from tasks.tracking.runs import RESTARTS_TAG
@@ -120,6 +122,51 @@ def test_master_of_the_test_refuses_a_client_without_the_secret(cluster) -> None
     with socket.create_connection((master.hostname, master.port), timeout=30) as connection:
         connection.sendall(struct.pack(">q", 8 + len(frame)) + frame)
         assert b"Expected SaslMessage" in connection.recv(4096)
+
+
+@pytest.mark.fault
+def test_ladder_climbs_to_ranks_on_the_executors(cluster) -> None:
+    """Its sixth step is a training run by the launcher spark, with tables and caches that the executors see."""
+    torch.manual_seed(1)
+    weights_file, home = cluster.shared / "small.pt", str(cluster.shared / "ladder-home")
+    torch.save(torchvision.models.get_model(SMALL.model, weights=None).state_dict(), weights_file)
+    values = {
+        "model": SMALL.model,
+        "weights": str(weights_file),
+        "image_size": 32,
+        "source": str(cluster.shared / "source"),
+        "etl": {"val_fraction": 0.2, "test_fraction": 0.2},
+        "train": {"max_epochs": 1, "weight_decay": 0.0},
+        "distributed": {"num_ranks": 2, "where": "in_place", "launcher": "spark"},
+        "ladder": {"sample_fraction": 0.6, "cost_per_hour": 3600.0},
+        "storage": cluster.storage_config("ladder", home=home).model_dump(),
+        "spark": cluster.spark_config().model_dump(),
+    }
+    program = (
+        "import sys; from flows.scaling_ladder import scaling_ladder; from tasks.config.ladder import LadderRun; "
+        "print(scaling_ladder(LadderRun.model_validate_json(sys.argv[1])).model_dump_json())"
+    )
+    finished = run_python(
+        *("-c", program, json.dumps(values)),
+        environment=cluster.environment() | {"LAKEVISION_HOME": str(cluster.private / "ladder"), "PYTHONPATH": ROOT},
+        timeout=900,
+        cwd=cluster.private / "cwd",
+    )
+    assert finished.returncode == 0, finished.stderr
+    ladder = Ladder.model_validate_json(finished.stdout.splitlines()[-1])
+    *_others, here, last = ladder.steps
+    assert [step.left_out for step in ladder.steps] == [""] * 6
+    assert (here.name, last.name) == ("2 ranks on this machine", "ranks by the launcher spark")
+    assert (last.ranks, last.images) == (2, here.images)
+    assert last.cost == pytest.approx(2 * last.seconds)
+    assert last.speed_up == pytest.approx(here.seconds / last.seconds)
+    assert last.seconds != here.seconds, "it is a training run of its own"
+    runs = mlflow.MlflowClient(resolve_storage(StorageConfig(home=home)).tracking)
+    trained = runs.search_runs([one.experiment_id for one in runs.search_experiments()], "attributes.status='FINISHED'")
+    launchers = [
+        run.data.params["distributed.launcher"] for run in trained if "distributed.launcher" in run.data.params
+    ]
+    assert sorted(launchers) == ["local", "spark"]
 
 
 @pytest.mark.fault

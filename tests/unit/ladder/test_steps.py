@@ -50,6 +50,7 @@ def test_cluster_runs_the_last_step() -> None:
     assert (hosts.left_out, hosts.machines) == ("", 2)
     spark = plan(distributed={"launcher": "spark", "num_ranks": 3}, spark={"master": "spark://node:7077"})
     assert (spark[5].left_out, spark[5].machines, spark[4].distributed.launcher) == ("", 3, "local")
+    assert spark[5].train.seed != spark[4].train.seed, "the training run of step 5 would be found"
 
 
 def test_network_from_scratch_keeps_its_recipe() -> None:
