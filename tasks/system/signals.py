@@ -87,8 +87,8 @@ def run_uninterrupted(function: Callable[[], T], cancel: Callable[[], None] | No
     The handlers stay as they are: Prefect's worker announces a cancellation only to a process that has Prefect's own.
     Handlers run in the main thread, and time limits in the thread that they are set for: the function is called in
     another one. A second signal may arrive while the exception of the first is handled, where no `except` clause
-    catches it. Python raises nothing between the entry of a clause and the return of the first C function that is
-    called there, so this function does nothing else before it waits for the other thread.
+    catches it. But Python raises nothing between the entry of a `finally` clause and the return of its first C
+    function: here, the wait for the other thread.
 
     Args:
         function: What to call. It must end by itself.
