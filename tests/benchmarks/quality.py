@@ -5,7 +5,8 @@ wrong, and all of them. All sides have the same splits. fastai trains for 5 epoc
 seed of the first set also for 10 and 20. Ours and timm have the time of 5, ours for ETL, cache and training with the
 test. The time of a peer begins after its imports.
 
-Run: `make bench-quality`; BENCH_ARGS=--quick for one seed and ten images of each class.
+Run: `make bench-quality`; BENCH_ARGS=--quick for one seed and ten images of each class. All of it takes hours: the
+runs are written to quality-runs.jsonl, and BENCH_ARGS=--resume does not repeat those of an earlier call.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +38,9 @@ FASTAI = (
 """fastai, with the packages that it needs beside ours."""
 
 EPOCHS = (5, 10, 20)
+
+Runs = dict[tuple[str, int, str], dict[str, float]]
+"""Accuracy and seconds by set, seed and side."""
 
 Rows = dict[str, list[tuple[Path, str]]]
 """Files and class names by split."""
@@ -130,10 +135,20 @@ def interval(differences: list[float]) -> str:
     return f"{mean:+.1f} ± {half:.1f} points"
 
 
+def read_runs(file: Path) -> Runs:
+    """Return the runs that are in a file."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {(line["set"], line["seed"], line["side"]): line["result"] for line in lines}
+
+
 def compare(
-    data: Path, name: str, num_seeds: int, fastai: str | None, epochs: tuple[int, ...], log: Any
+    data: Path, name: str, num_seeds: int, fastai: str | None, epochs: tuple[int, ...], log: Any, file: Path
 ) -> list[Figure]:
-    """Train on a set with each seed, and return our accuracy beside that of each peer."""
+    """Train on a set with each seed, and return our accuracy beside that of each peer.
+
+    Runs that are in `file` are not repeated, and new ones are added to it.
+    """
+    done = read_runs(file)
     weights = data / "weights" / "mobilenet_v2.pth"
     found: dict[str, list[dict[str, float]]] = {}
     for seed in range(1, num_seeds + 1):
@@ -145,16 +160,20 @@ def compare(
                 some = epochs if seed == 1 and name == next(iter(SETS)) else epochs[:1]
                 sides |= {f"fastai, fine_tune({number})": (fastai, f"fastai-{number}") for number in some}
 
-            def note(side: str, result: dict[str, float], seed: int = seed) -> None:
+            def note(side: str, run: Callable[[], dict[str, float]], seed: int = seed) -> None:
+                if (result := done.get((name, seed, side))) is None:
+                    result = run()
+                    with file.open("a") as runs:
+                        runs.write(json.dumps({"set": name, "seed": seed, "side": side, "result": result}) + "\n")
                 found.setdefault(side, []).append(result)
                 print(f"  {name}, seed {seed}, {side}: {result}", flush=True)
 
             for side, (python, peer) in sides.items():
-                note(side, run_peer(python, peer, folder, weights, seed, log))
+                note(side, partial(run_peer, python, peer, folder, weights, seed, log))
             first = found.get(f"fastai, fine_tune({EPOCHS[0]})")
             seconds = 600.0 if first is None else first[-1]["seconds"]
-            note("timm's arguments", run_peer(sys.executable, f"timm-{seconds}", folder, weights, seed, log))
-            note("ours", run_ours(folder, weights, seconds, seed, log))
+            note("timm's arguments", partial(run_peer, sys.executable, f"timm-{seconds}", folder, weights, seed, log))
+            note("ours", partial(run_ours, folder, weights, seconds, seed, log))
     ours = found.pop("ours")
     figures = []
     for side, runs in found.items():
@@ -172,6 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, one set, and fastai for five epochs")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--resume", action="store_true", help="do not repeat the runs of an earlier call")
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     given = parser.parse_args()
     data = os.environ.get("LAKEVISION_TEST_DATA")
@@ -182,8 +202,11 @@ def main() -> None:
     figures: list[Figure] = []
     with TemporaryDirectory() as environment, log_file("quality").open("w") as log:
         fastai = install_beside(Path(environment) / "fastai", FASTAI, "fastai.vision.all", log)
+        runs = log_file("quality-runs").with_suffix(".jsonl")
+        if not given.resume:
+            runs.unlink(missing_ok=True)
         for name in sets:
-            figures += compare(Path(data).resolve(), name, seeds, fastai, epochs, log)
+            figures += compare(Path(data).resolve(), name, seeds, fastai, epochs, log, runs)
             # After each set: all of them take hours.
             note = f"{seeds} seeds; differences are paired, seconds are ours and the peer's"
             write_figures("quality", figures, note=note)
