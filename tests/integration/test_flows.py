@@ -544,6 +544,8 @@ def test_training_run_publishes_classes_and_model_card(storage):
         tracked.log_text(card, "model_card.md")
         Path(scratch, "test_calibration.png").write_bytes(small)
         Path(scratch, "test_mistakes.png").write_bytes(large)
+        for name in ("test_confusion.png", "learning_curves.png", "train_images.png"):
+            Path(scratch, name).write_bytes(small)
         tracked.log_folder(Path(scratch), "")
         run = RunRef(run_id=tracked.run_id)
 
@@ -572,6 +574,9 @@ def test_training_run_publishes_classes_and_model_card(storage):
     assert gallery is not None
     content = base64.b64decode(gallery[1])
     assert len(small) + len(content) <= MAX_IMAGE_BYTES
+    names = re.findall(r"!\[(\w+\.png)\]\(data:image", data["shown-model-card"])
+    assert names[0] == "test_mistakes.png"
+    assert {"test_confusion.png", "learning_curves.png", "train_images.png", "test_calibration.png"} <= set(names)
     with Image.open(io.BytesIO(content)) as rendition:
         assert rendition.format == "JPEG"
     assert f"/runs/{run.run_id}?workflowType=machine_learning)" in data["shown-model-card"]

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.sorting import ArtifactSort
 
 from flows.pipeline import pipeline
 from tasks.checks.preflight import check_pipeline
@@ -36,6 +39,15 @@ def settings(storage, source, **others):
     return PipelineConfig.model_validate(
         {**SETTINGS, "etl": etl, "storage": {"home": storage.home}, "train": {"batch_size": 8}, **others}
     )
+
+
+def published(key):
+    """Return the newest artifact with a key."""
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])), sort=ArtifactSort.CREATED_DESC
+        )
+    return str(found[0].data)
 
 
 def test_dag_that_trains_in_one_process_needs_no_pool(spark, storage, source, tmp_path, empty_tracking, monkeypatch):
@@ -98,12 +110,21 @@ def test_dag_of_three_images_in_each_of_two_classes_ends_with_a_model_and_predic
     card = read_artifact(storage, RunRef(run_id=summary.single.run_id), "model_card.md").decode()
     assert "**The model was tested on few images (1):**" in card
     assert "3, lowered from 32: the split `train` has 3 images" in card
+    pages = {key: published(key) for key in ("predictions", "summary", "champion-model-card")}
+    for text in ("## Least sure", "data:image/jpeg;base64"):
+        assert text in pages["predictions"]
+    for key in ("summary", "champion-model-card"):
+        for text in ("## Next commands", "flows.predict_batch", "Which images it gets wrong", "Learning curves"):
+            assert text in pages[key], (key, text)
 
     few = storage.home + "-few"
     for file in sorted(photos.glob("*/*"))[1:4]:
         file.unlink()
-    with pytest.raises(WrongInput, match="which has 3 images in 2 classes; training needs 4: .*: add 1 image$"):
+    with pytest.raises(
+        WrongInput, match="which has 3 images in 2 classes; training needs 4: .*: add 1 image$"
+    ) as refused:
         pipeline(config.model_copy(update={"storage": config.storage.model_copy(update={"home": few})}))
+    assert not [entry for entry in refused.traceback if "site-packages" in str(entry.path)]
     assert not list(Path(few).rglob("_delta_log"))
 
 

@@ -184,6 +184,18 @@ def test_the_readme_at_the_top_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
+def test_the_readme_begins_with_the_cost_of_the_set_up_and_the_good_command_for_own_images() -> None:
+    """The first command for a folder starts from pretrained weights; its accuracy stands beside that from scratch."""
+    text = (ROOT / "README.md").read_text()
+    first_screen = text.partition("## Two commands")[2].partition("\n## ")[0]
+    assert re.search(r"5 to 10 minutes and a download of about 4 GB", first_screen.partition("make test-all")[0])
+    commands = [line for line in text.splitlines() if line.startswith("make demo SOURCE=")]
+    assert commands
+    assert "WEIGHTS" not in commands[0]
+    after = text.partition(commands[0])[2].partition("```")[2].partition("```")[0]
+    assert ("0.97" in after, "0.73" in after) == (True, True)
+
+
 def _hooks() -> list[dict[str, Any]]:
     """Return the hooks of pre-commit."""
     hooks: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]

@@ -1,13 +1,16 @@
 """The demo: its tables and model, and the log of a run as it prints it."""
 
 import re
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from deployments import demo
 from deployments.demo import _show_log, parameters, parse_arguments, stream_parameters, without_download
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.prediction import StreamRun
@@ -100,6 +103,27 @@ def test_demo_trains_own_photos_once() -> None:
     """Only the digits, which take seconds, are trained in one process and with ranks."""
     assert settings("--source", "/data/photos").train_on == "single"
     assert settings().train_on == "both"
+
+
+@pytest.mark.parametrize(("options", "streams"), [((), ["demo-digits"]), (("--source", "{folder}"), [])])
+def test_only_the_digits_are_streamed(
+    options: tuple[str, ...], streams: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New images of a user are for the user to add."""
+    asked: list[str] = []
+    shown: list[object] = []
+    stack = SimpleNamespace(environment={}, home=tmp_path)
+    monkeypatch.setenv("LAKEVISION_HOME", str(tmp_path))
+    monkeypatch.setattr(demo, "interrupt_on", lambda *_numbers: None)
+    monkeypatch.setattr(demo, "check_parameters", lambda *_given: None)
+    monkeypatch.setattr(demo, "without_download", lambda _options: False)
+    monkeypatch.setattr(demo, "local_stack", lambda *_given: nullcontext(stack))
+    monkeypatch.setattr(demo, "follow_run", lambda *_given: ("run", {"model": "model"}))
+    monkeypatch.setattr(demo, "run_stream", lambda _stack, tables, _model: asked.append(tables) or "report")
+    monkeypatch.setattr(demo, "show_summary", lambda *given: shown.append(given[3]))
+    assert demo.main([option.format(folder=tmp_path) for option in options]) == 0
+    assert asked == streams
+    assert shown == (["report"] if streams else [None])
 
 
 def test_stream_of_the_demo_writes_to_its_tables() -> None:

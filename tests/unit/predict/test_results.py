@@ -3,6 +3,8 @@
 import base64
 import csv
 import io
+import runpy
+import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -245,6 +247,16 @@ def test_terminal_ends_with_table_csv_file_and_next_command(storage: Storage) ->
         "--predict.source '/new photos' --interval_seconds 30   (new images as they come)",
     ]
     assert '"failed":[{"path":"long name.png","error":"not_an_image: x"}]' in report.model_dump_json()
+
+
+@pytest.mark.parametrize("flow", ["predict_batch", "predict_stream"])
+def test_commands_of_inference_end_with_the_answers(flow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both print the table of the least sure images, the CSV file and the next command."""
+    printed: list[object] = []
+    monkeypatch.setattr("flows.command_line.run_from_command_line", lambda *given: printed.append(given[2]))
+    monkeypatch.delitem(sys.modules, f"flows.{flow}", raising=False)
+    runpy.run_module(f"flows.{flow}", run_name="__main__")
+    assert printed == [answers_text]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Tests of the class table, with values computed by hand, and of the parts of a training run's report."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,25 @@ def test_report_has_every_part_once(cache: CacheRef, storage: Storage) -> None:
     assert run.folders == {"tensorboard": ["events.out.tfevents.run"]}
     assert "| cat | 3 | 2 |" in run.texts["model_card.md"]
     assert run.description == run.texts["model_card.md"]
+
+
+def test_report_says_which_characters_no_font_has(
+    cache: CacheRef, storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of a class and of the file of a mistake, on the card and in the log."""
+    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", list)
+    monkeypatch.setattr(
+        "tasks.report.report.image_files", lambda _manifest, _split, rows, _storage: ["\u7336"] * len(rows)
+    )
+    facts = facts_of(cache)
+    named = facts.manifest.model_copy(update={"classes": ("ant", "\u771f", "cat")})
+    run = RecordingRun()
+
+    log_report(run, replace(facts, manifest=named), COUNTS, storage)  # type: ignore[arg-type]  # a stand-in with the attributes that are used
+
+    expected = "The fonts of this machine lack '\u7336', '\u771f': the figures show boxes in their place"
+    assert expected in run.texts["model_card.md"]
+    assert [line for line in caplog.messages if line.startswith(expected)]
 
 
 def test_gallery_has_the_pixels_of_the_mistakes(cache: CacheRef, storage: Storage) -> None:
