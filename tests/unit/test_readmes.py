@@ -192,7 +192,7 @@ def test_the_readme_begins_with_the_cost_of_the_set_up_and_the_good_command_for_
     commands = [line for line in text.splitlines() if line.startswith("make demo SOURCE=")]
     assert commands
     assert "WEIGHTS" not in commands[0]
-    after = text.partition(commands[0])[2].partition("```")[2].partition("```")[0]
+    after = text.partition(commands[0])[2].partition("```\n\n")[2].partition("\n\n")[0]
     assert ("0.97" in after, "0.73" in after) == (True, True)
 
 
