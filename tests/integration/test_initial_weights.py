@@ -49,11 +49,13 @@ def test_champion_and_run_become_a_file(storage, tmp_path):
     assert read_description(file.parent).classes == CLASSES
     before, old = file.stat(), file.parent.with_name("f" * 32)
     shutil.copytree(file.parent, old)
-    os.utime(old, (0, 0))
+    for folder in (old, file.parent):
+        os.utime(folder, (0, 0))
     by_run = CHAMPION.model_copy(update={"weights": run.run_id})
     assert fetched(by_run, storage) == file
     assert (file.stat().st_ino, file.stat().st_mtime) == (before.st_ino, before.st_mtime)
     assert not old.exists()
+    assert time.time() - file.parent.stat().st_mtime < 3600
     shutil.rmtree(file.parent)
     assert fetched(by_run, storage).read_bytes() == (tmp_path / "classifier-1" / WEIGHTS_FILE).read_bytes()
     assert time.time() - file.parent.stat().st_mtime < 3600
@@ -120,6 +122,8 @@ def test_new_data_starts_from_the_champion(storage: Storage, cache: CacheRef, tm
     second = train_here(grown, storage, None, weights=start.weights, freeze_backbone=True, max_epochs=1)
     make_champion(storage, second)
     third = fetch_initial_weights(named, storage, SparkConfig(), "photos", grown)
+    other = fetch_initial_weights(named, storage, SparkConfig(), "photos", cache)
+    assert Path(other.weights).parent.name == second.run_id, "the champion of other data"
 
     assert third.weights == start.weights, "the champion of the same data: its finished run is found again"
     assert train_here(grown, storage, None, weights=third.weights, freeze_backbone=True, max_epochs=1) == second

@@ -182,6 +182,17 @@ def test_head_on_standardized_features_is_the_same_head(cache: CacheRef) -> None
     )
 
 
+def test_head_is_the_same_on_features_far_from_zero() -> None:
+    """Its bias moves with the mean of the features, and back."""
+    torch.manual_seed(0)
+    head, features = torch.nn.Linear(4, 3), 50 + 3 * torch.randn(20, 4)
+    before, plain = {name: value.clone() for name, value in head.state_dict().items()}, head(features)
+    standardized = StandardizedHead(head, features.mean(0), features.std(0))
+    assert torch.allclose(standardized(features), plain, atol=1e-3)
+    standardized.fold()
+    assert all(torch.allclose(value, before[name], atol=1e-4) for name, value in head.named_parameters())
+
+
 def test_dropout_of_the_head_applies_to_cached_features() -> None:
     """The network's own dropout beside it is replaced, and inference has none."""
     classifier = build_classifier("mobilenet_v2", "none", 3, freeze_backbone=True, dropout=0.9)
@@ -251,6 +262,7 @@ def test_measured_epoch_leaves_weights_and_statistics(cache: CacheRef) -> None:
     assert all(torch.equal(value, before[name]) for name, value in context.classifier.state_dict().items())
     trained = {name for name, value in context.classifier.named_parameters() if value.requires_grad}
     assert trained == {name for name in before if name.startswith("network.fc.")}
+    assert all(value.grad is None for value in context.classifier.parameters())
 
 
 def test_classes_that_differ_by_their_side_are_not_mirrored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
