@@ -104,13 +104,16 @@ def transform_batch(settings: AugmentationConfig, image_size: int, images_BCHW: 
     Returns:
         Images, uint8 (B, 3, image_size, image_size).
     """
+    crops = settings.resized_crop < 1.0
+    if not (crops or settings.flip or settings.colour):
+        return images_BCHW
     count, device = len(images_BCHW), images_BCHW.device
 
     def draw(low: float, high: float, *shape: int) -> torch.Tensor:
         return torch.empty(*shape, count, device=device).uniform_(low, high)
 
     values_BCHW = images_BCHW.float()
-    if settings.flip or settings.resized_crop < 1.0:
+    if crops or settings.flip:
         area = draw(settings.resized_crop, 1.0, TRIES)
         aspect = draw(math.log(ASPECT[0]), math.log(ASPECT[1]), TRIES).exp()
         sides = torch.stack([area * aspect, area / aspect]).sqrt()  # width and height as fractions

@@ -129,7 +129,7 @@ def run_uninterrupted(function: Callable[[], T], cancel: Callable[[], None] | No
     try:
         try:
             try:
-                start_new_thread(call, ())
+                start_new_thread(call, ())  # First of all: after an exception before it, the wait below would not end.
             except RuntimeError:  # No other thread can be started.
                 _release(ended)
                 call()
