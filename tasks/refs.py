@@ -151,6 +151,83 @@ class StreamReport(Answers):
     """Labels of predicted images that are not classes of the model."""
 
 
+class ExplainedImage(Ref):
+    """An image, and the file with its heat map."""
+
+    path: str
+    """The file, or the sha256 of an image of the table."""
+    label: str
+    """The class that the heat map is for."""
+    probability: float
+    file: str
+    thumbnail: str = Field("", repr=False)
+
+
+class ExplainReport(Ref):
+    """The heat maps of some images."""
+
+    model: ModelRef
+    folder: str
+    images: tuple[ExplainedImage, ...]
+
+
+class ServeReport(Ref):
+    """A service that has ended."""
+
+    url: str
+    model: ModelRef
+    """The version that it began with."""
+    seconds: float
+    """Wall time from the first answer that it was ready."""
+
+
+class VersionAccuracy(Ref):
+    """Accuracy of a version on the images of requests that have a label."""
+
+    version: int
+    images: int
+    accuracy: float
+    """Share (0-1) of these images whose label it has given."""
+    interval: tuple[float, float]
+    """Its 95 % interval."""
+
+
+class AskedImage(Ref):
+    """An image of a request that needs a label, since champion and challenger differ on it."""
+
+    request_id: str
+    image: int
+    sha256: str
+    champion_label: str
+    challenger_label: str
+    thumbnail: str = ""
+    """A small JPEG as a data URI; empty if the service does not keep images."""
+
+
+class LiveReport(Ref):
+    """The comparison of a challenger with the champion by their answers in service."""
+
+    champion: ModelRef
+    """The champion after it."""
+    challenger: int
+    """Number of the version that was compared with the champion."""
+    outcome: Literal["promoted", "better", "worse", "ended", "undecided"]
+    """better: it may become the champion. ended: `live.max_labels` without a decision; the champion stays."""
+    line: str
+    """The result in a sentence."""
+    num_compared: int
+    """Images that both have predicted."""
+    num_differing: int
+    num_labels: int
+    num_better: int
+    """Images on which only the challenger is right."""
+    num_worse: int
+    p_value: float
+    """Always-valid p-value of the hypothesis that the challenger is not better."""
+    accuracies: tuple[VersionAccuracy, ...]
+    asked: tuple[AskedImage, ...] = Field((), repr=False)
+
+
 class TableMaintenance(Ref):
     """Result of the maintenance of one table."""
 

@@ -168,6 +168,56 @@ considered is run_id. If a user was asked, approved_by is the name of that user.
 the split `test`, on so many images.
 """
 
+UTC_TIME = pa.timestamp("us", tz="UTC")
+
+REQUESTS_ARROW = pa.schema(
+    [
+        pa.field("day", pa.string(), nullable=False),
+        pa.field("request_id", pa.string(), nullable=False),
+        pa.field("image", pa.int32(), nullable=False),
+        pa.field("answered_at", UTC_TIME, nullable=False),
+        ("model_name", pa.string()),
+        ("model_version", pa.int64()),
+        ("answered_by", pa.string()),
+        ("label", pa.string()),
+        ("probability", pa.float64()),
+        ("top_labels", pa.list_(pa.string())),
+        ("top_probabilities", pa.list_(pa.float64())),
+        ("unknown_score", pa.float64()),
+        ("error", pa.string()),
+        ("seconds", pa.float64()),
+        ("sha256", pa.string()),
+        ("other_version", pa.int64()),
+        ("other_label", pa.string()),
+    ]
+)
+"""The table `requests`: one row per image of a request over HTTP, with its answer; image is its number, from 0.
+
+answered_by is `champion` or `challenger`, and seconds the time from the arrival of the request to the answer. In a live
+test, other_version and other_label are the version that did not answer, and the label that it would have given. The
+table is partitioned by day, `YYYY-MM-DD` in UTC, with which a request_id begins.
+"""
+
+FEEDBACK_ARROW = pa.schema(
+    [
+        pa.field("day", pa.string(), nullable=False),
+        pa.field("request_id", pa.string(), nullable=False),
+        pa.field("image", pa.int32(), nullable=False),
+        pa.field("label", pa.string(), nullable=False),
+        pa.field("given_at", UTC_TIME, nullable=False),
+    ]
+)
+"""The table `feedback`: the right label of an image of `requests`; day is that of the request."""
+
+REQUEST_IMAGES_ARROW = pa.schema(
+    [
+        pa.field("day", pa.string(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+        pa.field("content", pa.binary(), nullable=False),
+    ]
+)
+"""The table `request_images`: images of requests, by day, if the service keeps them."""
+
 FILE_ARROW = pa.schema(
     [
         ("path", pa.string()),

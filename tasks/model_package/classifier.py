@@ -184,26 +184,9 @@ class ImageClassifier:
         Raises:
             InvalidPackage: The files are not a valid model package, or the weights are not the described ones.
         """
-        description = read_description(folder)
-        build = partial(
-            build_network,
-            *(description.model, len(description.classes), description.image_size, description.mean, description.std),
-        )
-        try:
-            with WithoutMemory():  # A description of a kilobyte may name the largest network with a million classes.
-                network = build()
-        except Exception as error:  # Each architecture raises its own, for a size or without a head.
-            raise InvalidPackage(
-                f"the network in the model's {DESCRIPTION_FILE} cannot be built ({error}): {WAY_OUT}"
-            ) from None
-        check_weights(folder, network.state_dict())
-        if (found := file_sha256(folder / WEIGHTS_FILE)) != description.weights_sha256:
-            raise InvalidPackage(
-                f"the model's {WEIGHTS_FILE} has the sha256 {found}, and its {DESCRIPTION_FILE} names "
-                f"{description.weights_sha256}, so it is damaged or of another model: {WAY_OUT}"
-            )
+        network, description = load_network(folder)
         return cls(
-            load_weights(folder, network, build),
+            network,
             description.classes,
             description.image_size,
             device or torch.device("cuda" if torch.cuda.is_available() else "cpu"),
@@ -259,6 +242,36 @@ def save_classifier(
         unknown_thresholds=unknown_thresholds,
     )
     (folder / DESCRIPTION_FILE).write_text(description.model_dump_json(indent=2))
+
+
+def load_network(folder: Path) -> tuple[ImageNetwork, Description]:
+    """Load the trained network of a model package, in float32 on the CPU, and its description.
+
+    Args:
+        folder: Folder of the model package.
+
+    Raises:
+        InvalidPackage: As `ImageClassifier.load`.
+    """
+    description = read_description(folder)
+    build = partial(
+        build_network,
+        *(description.model, len(description.classes), description.image_size, description.mean, description.std),
+    )
+    try:
+        with WithoutMemory():  # A description of a kilobyte may name the largest network with a million classes.
+            network = build()
+    except Exception as error:  # Each architecture raises its own, for a size or without a head.
+        raise InvalidPackage(
+            f"the network in the model's {DESCRIPTION_FILE} cannot be built ({error}): {WAY_OUT}"
+        ) from None
+    check_weights(folder, network.state_dict())
+    if (found := file_sha256(folder / WEIGHTS_FILE)) != description.weights_sha256:
+        raise InvalidPackage(
+            f"the model's {WEIGHTS_FILE} has the sha256 {found}, and its {DESCRIPTION_FILE} names "
+            f"{description.weights_sha256}, so it is damaged or of another model: {WAY_OUT}"
+        )
+    return load_weights(folder, network, build), description
 
 
 Network = TypeVar("Network", bound=nn.Module)

@@ -60,6 +60,25 @@ def model_of_table(table: TableRef, predict: PredictConfig, storage: Storage) ->
     return _with_alias(name, predict.alias, storage)
 
 
+def champion_of(promote: PromoteConfig, alias: str, storage: Storage, spark: SparkSession | None = None) -> ModelRef:
+    """Return the version that predicts images outside tables: of the model that is named, or of the table `images`.
+
+    Args:
+        promote: Settings with the model's name, if it is given.
+        alias: Alias of the version.
+        storage: Location of the registry, and of the table.
+        spark: The session, or None.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read the table.
+        WrongInput: There is none, or it was not registered by this project.
+    """
+    predict = PredictConfig(alias=alias)
+    found = named_model(predict, promote, storage) or model_of_images(predict, storage, spark)
+    check_promoted(found, storage)
+    return found
+
+
 def model_of_images(predict: PredictConfig, storage: Storage, spark: SparkSession | None) -> ModelRef:
     """Return the version of the model that is trained from the table `images`, for files that are in no table.
 
@@ -69,9 +88,10 @@ def model_of_images(predict: PredictConfig, storage: Storage, spark: SparkSessio
     """
     newest = snapshots.newest_snapshot(spark, storage.table("images"))
     if newest is None:
+        given = f"predict.source is '{predict.source}', and " if predict.source else ""
         raise WrongInput(
-            f"predict.source is '{predict.source}', and promote.model_name is empty, but the table "
-            f"'{storage.table('images')}', whose model would predict it, does not exist",
+            f"{given}promote.model_name is empty, but the table '{storage.table('images')}', whose model would "
+            "predict, does not exist",
             setting="promote.model_name",
             way_out=f"set promote.model_name{_candidates(predict.alias, storage)}",
         )

@@ -38,15 +38,15 @@ BATCH, BUFFER_BYTES = 64, 1 << 20
 CONTENT_ARROW = columns_of(IMAGES_ARROW, "sha256", "content")
 
 
-def thumbnail(content: bytes | None) -> str:
+def thumbnail(content: bytes | None, side: int = SIDE) -> str:
     """Return a small JPEG of an image as a data URI; an empty text without content or for a broken image."""
     if content is None:
         return ""
     try:
-        image = decode_image(content, box=SIDE)
+        image = decode_image(content, box=side)
     except BadImage:  # The source may have changed since it was predicted.
         return ""
-    jpeg = encode_jpeg(fit_within(image, SIDE), QUALITY, "4:2:0")
+    jpeg = encode_jpeg(fit_within(image, side), QUALITY, "4:2:0")
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
 
 

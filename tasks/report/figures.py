@@ -179,14 +179,17 @@ def draw_mistakes(
     """Draw misclassified images, each with its whole name, its true class and its predicted class.
 
     Args:
-        images_NHWC: uint8, one image per mistake.
+        images_NHWC: uint8, one image per mistake, twice as wide with the heat map of its predicted class beside it.
         mistakes: Mistakes, the worst first.
         names: Name of each image.
         classes: Class names by index.
     """
     from matplotlib.figure import Figure
 
-    columns = min(6, max(2, len(mistakes)))  # the title needs the width of two
+    with_heat = images_NHWC.shape[2] > images_NHWC.shape[1]
+    width = 4.0 if with_heat else 2.0
+    # The title needs the width of two.
+    columns = min(int(12 / width), max(int(4 / width), len(mistakes)))
     rows = math.ceil(len(mistakes) / columns)
     texts = []
     for mistake, name in zip(mistakes, names, strict=True):
@@ -196,9 +199,10 @@ def draw_mistakes(
     # Inches of the lines of text beyond one each: the image with the most of them decides for its row.
     extra = [0.14 * (true + predicted).count("\n") + 0.1 * name.count("\n") for true, predicted, name in texts]
     height = sum(2.55 + max(extra[first : first + columns]) for first in range(0, len(texts), columns))
-    figure = Figure(figsize=(2.0 * columns, height + 0.3), layout="constrained")
+    figure = Figure(figsize=(width * columns, height + 0.3), layout="constrained")
+    heat = "; beside it bright where it speaks for the predicted class (Grad-CAM)" if with_heat else ""
     figure.suptitle(
-        "true class, → predicted class, with the model's probability of each",
+        f"true class, → predicted class, with the model's probability of each{heat}",
         x=0.005,
         ha="left",
         fontsize=7.5,

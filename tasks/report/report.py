@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tasks.cache.loader import read_images, sample_classes
+from tasks.explain.explainer import HeatOfPackage
 from tasks.metrics.evaluate import EpochMetrics, Evaluation
 from tasks.metrics.mistakes import mistake_table
 from tasks.refs import TEST, TRAIN
@@ -85,7 +86,9 @@ def write_event_file(folder: Path, history: Sequence[EpochMetrics], name: str) -
     return written.rename(folder / f"events.out.tfevents.{name}")
 
 
-def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int], storage: Storage) -> None:
+def log_report(
+    run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int], storage: Storage, heat: HeatOfPackage
+) -> None:
     """Log the report of a finished training run; an earlier report is replaced.
 
     Args:
@@ -93,6 +96,7 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
         facts: The training run.
         train_counts: Number of images in the split `train`, by class.
         storage: Storage with the tables that have the paths of the images.
+        heat: Heat maps of the model, for the mistakes.
 
     Raises:
         CacheDamaged: The cached images of the mistakes were changed or damaged.
@@ -113,6 +117,7 @@ def log_report(run: TrackedRun, facts: TrainingFacts, train_counts: Sequence[int
             run.log_table(table, MISTAKES_TABLE)
             # Read again, since batches may be of features.
             images_NHWC = read_images(facts.cache.url, facts.manifest, TEST, rows)
+            images_NHWC = heat.beside(images_NHWC, [mistake.predicted for mistake in test.mistakes])
             run.log_figure(draw_mistakes(images_NHWC, test.mistakes, names, classes), MISTAKES_FILE)
     if lacking:
         logger.warning("%s", lacking)

@@ -16,6 +16,7 @@ from tasks.config.frozen import flat_params
 from tasks.config.recipe import FineTuningPlan, total_epochs
 from tasks.config.train import TrainConfig
 from tasks.credentials import without_credentials
+from tasks.explain.explainer import HeatOfPackage
 from tasks.metrics.evaluate import PrecisionDifference
 from tasks.model.device import processor_name
 from tasks.model.precision import precision_name
@@ -328,7 +329,6 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
     )
     if why := why_chosen(facts):
         run.set_tag(runs.WHY_TAG, why)
-    log_report(run, facts, context.counts[TRAIN].tolist(), context.spec.storage)
     with TemporaryDirectory() as scratch:
         state = context.classifier.state_dict()
         save_classifier(
@@ -344,6 +344,9 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
             decoding=manifest.decoding,
             unknown_thresholds=served.scores.thresholds(),
         )
+        # Its heat maps are those of the package, which has neither a compiler nor layers of training in it.
+        heat = HeatOfPackage(Path(scratch), context.device)
+        log_report(run, facts, context.counts[TRAIN].tolist(), context.spec.storage, heat)
         run.log_model(Path(scratch))
     logger.info("best epoch %d: val accuracy %.4f, test accuracy %.4f", best.epoch, best.val_accuracy, test.accuracy)
 

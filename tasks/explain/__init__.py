@@ -1,0 +1,1 @@
+"""Explanations of predictions: which places of an image speak for a class."""

@@ -1,0 +1,110 @@
+"""Registered models, services on them, and clients that ask all the time."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tasks.config.serving import ServeRun
+from tasks.model_package.description import FILE_LIMITS
+from tasks.refs import ModelRef, RunRef
+from tasks.serve.service import Service, running_service
+from tasks.storage import Storage
+from tasks.system.listening import free_port
+from tasks.tracking import models
+from tests.builders.untrained_model import log_run
+
+NAME = "photos"
+
+
+def register(storage: Storage, folder: Path, seed: int, *aliases: str) -> ModelRef:
+    """Register a model with random weights, and give it these aliases."""
+    return register_again(storage, log_run(storage, folder, seed, 0.9), *aliases)
+
+
+def register_again(storage: Storage, run: RunRef, *aliases: str) -> ModelRef:
+    """Register the model of a run, and give the version these aliases."""
+    version = models.register_run(storage, run, NAME, FILE_LIMITS)
+    for alias in aliases:
+        models.set_alias(storage, version, alias)
+    return version
+
+
+def parameters(storage: Storage, **serve: Any) -> ServeRun:
+    """Return the parameters of a service of the model on a free port."""
+    given = {"port": free_port()} | serve
+    return ServeRun.model_validate({"storage": storage.as_config(), "promote": {"model_name": NAME}, "serve": given})
+
+
+@contextmanager
+def service(storage: Storage, **serve: Any) -> Iterator[Service]:
+    """Run a service of the model."""
+    with running_service(parameters(storage, **serve), storage) as running:
+        yield running
+
+
+@dataclass
+class Clients:
+    """Clients that send an image again and again, each as soon as the answer has come.
+
+    Attributes:
+        answers: Time of the monotonic clock and version of each answer.
+        failures: What else came.
+    """
+
+    url: str
+    content: bytes
+    answers: list[tuple[float, int]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self) -> None:
+        """Ask until it is over."""
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            while not self.is_over.is_set():
+                try:
+                    headers = {"Content-Type": "image/png"}
+                    answer = client.post(f"{self.url}/predict?top_k=1", content=self.content, headers=headers)
+                    answer.raise_for_status()
+                    version = answer.json()["predictions"][0]["model_version"]
+                    self.answers.append((time.monotonic(), version))
+                except httpx.HTTPError as error:
+                    self.failures.append(repr(error))
+
+    def wait_for(self, version: int, seconds: float, since: float) -> float:
+        """Wait until the last 20 answers are of a version; return the seconds since then of the last other one."""
+        latest = time.monotonic() + seconds
+        while time.monotonic() < latest:
+            last = [found for _at, found in self.answers[-20:]]
+            if len(last) == 20 and set(last) == {version}:
+                return max((at - since for at, found in self.answers if at > since and found != version), default=0.0)
+            time.sleep(0.05)
+        raise AssertionError(f"the answers are not of version {version}: {self.answers[-20:]}, {self.failures[-3:]}")
+
+
+@contextmanager
+def asking(url: str, content: bytes, num: int = 4) -> Iterator[Clients]:
+    """Run clients for the block."""
+    clients = Clients(url, content)
+    threads = [threading.Thread(target=clients.ask) for _number in range(num)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield clients
+    finally:
+        clients.is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until a condition holds."""
+    latest = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < latest, "the condition does not hold"
+        time.sleep(0.05)
