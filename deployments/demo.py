@@ -16,15 +16,16 @@ from uuid import UUID
 
 import httpx
 
+from deployments.demo_service import ask_service
 from deployments.stack.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.stack.login import auth_file, own_auth_string
 from deployments.stack.processes import LocalStack, say
-from deployments.stack.serving import HOST
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.environment import DEFAULT_HOME, MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.model.pretrained import names_model
 from tasks.paths import absolute_url, local_path, readable_name
+from tasks.system.listening import HOST
 from tasks.system.signals import interrupt_on
 
 if TYPE_CHECKING:
@@ -298,7 +299,12 @@ def run_stream(stack: LocalStack, tables: str, model: str) -> "StreamReport":
 
 
 def show_summary(
-    stack: LocalStack, tables: str, flow_run_id: str, stream: "StreamReport | None", own_tracking: str | None
+    stack: LocalStack,
+    tables: str,
+    flow_run_id: str,
+    stream: "StreamReport | None",
+    own_tracking: str | None,
+    served: Sequence[str],
 ) -> None:
     """Print the summary, and the commands and URLs that show the run in the UIs.
 
@@ -308,6 +314,7 @@ def show_summary(
         flow_run_id: Id of the run.
         stream: Report of the stream; None if it did not run.
         own_tracking: Tracking URI in the user's environment; the demo tracked into its own home instead.
+        served: Lines about the image that was predicted over HTTP.
     """
     from tasks.commands import command_lines
     from tasks.config.storage import StorageConfig
@@ -342,7 +349,7 @@ def show_summary(
     print(f"  MLflow UI only: {command}   (the same login)")
     print(f"\ntables        {stack.home / tables}, which the next commands name, with their model; FOLDER is yours")
     later = {goal: unset + command.replace(" && ", f" && {unset}") for goal, command in summary.next.items()}
-    print("\n".join(command_lines(later)))
+    print("\n".join([*command_lines(later), "", *served]))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -370,7 +377,8 @@ def main(arguments: Sequence[str]) -> int:
             tables = values["config"]["tables"]
             # New images of a user are for the user to add: the printed command predicts them.
             stream = run_stream(stack, tables, summary["model"]) if options.source == BUILTIN_DIGITS else None
-            show_summary(stack, tables, flow_run_id, stream, own_tracking)
+            served = ask_service(stack.home, tables, summary["model"])
+            show_summary(stack, tables, flow_run_id, stream, own_tracking, served)
     except (ValidationError, WrongInput) as error:
         print(f"make demo: {explain(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         return 2

@@ -6,11 +6,11 @@ import time
 
 from deployments.stack.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.stack.login import OWN_STRING, auth_file, own_auth_string
-from deployments.stack.processes import LocalStack, Waiting, say
-from deployments.stack.serving import HOST
+from deployments.stack.processes import SERVICE_PORT, LocalStack, Waiting, say
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.summary import SUMMARY_FILE
+from tasks.system.listening import HOST
 from tasks.system.signals import interrupt_on
 
 
@@ -40,12 +40,23 @@ def show_mlflow_ui(stack: LocalStack, url: str) -> None:
         time.sleep(0.3)
 
 
+def start_service(stack: LocalStack) -> None:
+    """Start the service of the champion; without a free port, the stack runs without it, and says so."""
+    try:
+        stack.start_service()
+    except WrongInput as error:
+        say(f"without the service: {error}")
+    else:
+        say(f"service    http://{HOST}:{stack.service_port}/ (drop an image; ready once there is a champion)")
+
+
 def main() -> int:
     """Run the stack until a signal is received or one of its processes ends; return the exit code."""
     interrupt_on(signal.SIGTERM, signal.SIGHUP)
     try:
         port = port_setting("LAKEVISION_PORT", PREFECT_PORT)
         mlflow_port = port_setting("LAKEVISION_MLFLOW_PORT", MLFLOW_PORT)
+        service_port = port_setting("LAKEVISION_SERVE_PORT", SERVICE_PORT)
         with local_stack(lakevision_home(), port, mlflow_port) as stack:
             say(f"Prefect UI {stack.url}")
             if (stack.home / SUMMARY_FILE).exists():
@@ -54,6 +65,8 @@ def main() -> int:
                 say(line)
             say("Ctrl-C stops the stack")
             show_mlflow_ui(stack, f"http://{HOST}:{mlflow_port}")
+            stack.service_port = service_port
+            start_service(stack)
             while True:
                 stack.check_alive()
                 time.sleep(1.0)

@@ -18,6 +18,9 @@ MLFLOW_PORT = 5000
 DEFAULT_HOME = ".lakevision"
 """Folder for all output of a run without $LAKEVISION_HOME, in the current folder."""
 
+API_KEY = "LAKEVISION_API_KEY"
+"""The variable with the key of a service, which no rank gets."""
+
 SPARK_SECRET = "_SPARK_AUTH_SECRET"  # noqa: S105  # the name of a variable
 """The variable from which Spark's own processes read the secret of a standalone cluster."""
 
@@ -213,7 +216,7 @@ def rank_environment(further: Collection[str] = ()) -> dict[str, str]:
     from tasks.credentials import is_secret
 
     def is_passed(name: str) -> bool:
-        if name in CALLERS_NAMES:
+        if name in CALLERS_NAMES or name == API_KEY:
             return False
         if name in _RANK_NAMES or name in further or name.startswith(_RANK_PREFIXES):
             return True
@@ -335,6 +338,11 @@ def import_configured(*modules: str) -> None:
 def prefect_url_variable() -> str | None:
     """Return the address of the Prefect server in the environment ($PREFECT_API_URL), or None."""
     return os.environ.get("PREFECT_API_URL") or None
+
+
+def api_key() -> str | None:
+    """Return the key that a service requires of its clients ($LAKEVISION_API_KEY), or None."""
+    return os.environ.get(API_KEY) or None
 
 
 def tracking_uri() -> str | None:

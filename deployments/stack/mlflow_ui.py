@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.stack.login import MLFLOW_LOGIN, OWN_STRING, auth_file, auth_string, own_auth_string
 from deployments.stack.pages import MLFLOW_ADDITION, WithAddition
-from deployments.stack.serving import add_address, host_names, listening_socket, serve
 from tasks.config.storage import StorageConfig
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.storage import Storage, resolve_storage
+from tasks.system.listening import add_address, host_names, listening_socket, serve
 
 NOT_SERVED = re.compile(
     r"/+(?:gateway|(?:ajax-)?api/+[\d.]+/+(?:jobs|mlflow/+(?:assistant|gateway|gateway-proxy|jobs|scorer/+invoke"

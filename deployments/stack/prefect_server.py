@@ -35,8 +35,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.stack.pages import PREFECT_ADDITION, WithAddition
 from deployments.stack.register import HEARTBEAT_AUTOMATION
-from deployments.stack.serving import add_address, host_names, listening_socket, serve
 from tasks.errors import WrongInput
+from tasks.system.listening import add_address, host_names, listening_socket, serve
 
 logger = logging.getLogger("lakevision.prefect_server")
 

@@ -1,5 +1,6 @@
 """The processes of a stack on this machine: their start, environment, logs and complete shutdown."""
 
+import json
 import os
 import signal
 import socket
@@ -18,10 +19,10 @@ from typing import IO
 import psutil
 
 from deployments.stack.login import MLFLOW_LOGIN, OWN_STRING, auth_string, authorization, prepare_folder
-from deployments.stack.serving import HOST, LOCAL_NAMES, listen, refuse_connections
 from tasks.environment import MLFLOW_PORT, no_proxy
 from tasks.storage import tracking_file
 from tasks.system.home import make_private_file, rotate
+from tasks.system.listening import HOST, LOCAL_NAMES, listen, refuse_connections
 
 REPORT_SECONDS = 15.0
 """Interval of the messages about the process that the stack waits for."""
@@ -30,8 +31,12 @@ END_SECONDS = 20.0
 
 SERVER = "prefect-server"
 MLFLOW_UI = "mlflow-ui"
+SERVICE = "service"
 
-DISPENSABLE = frozenset({MLFLOW_UI})
+SERVICE_PORT = 8000
+"""Default port of the service; $LAKEVISION_SERVE_PORT overrides it."""
+
+DISPENSABLE = frozenset({MLFLOW_UI, SERVICE})
 """Processes without which the others continue."""
 
 ENDING = frozenset({"register"})
@@ -88,10 +93,9 @@ def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dic
     }
 
 
-def mlflow_environment(environment: Mapping[str, str], auth: str) -> dict[str, str]:
-    """Return the environment of MLflow's UI: with its own login, without Prefect's, which permits code execution."""
-    kept = {name: value for name, value in environment.items() if not _is_prefect_login(name)}
-    return kept | {MLFLOW_LOGIN: auth}
+def without_prefect_login(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of MLflow's UI and of the service: without Prefect's login, which permits to run code."""
+    return {name: value for name, value in environment.items() if not _is_prefect_login(name)}
 
 
 def _is_prefect_login(name: str) -> bool:
@@ -132,6 +136,7 @@ class LocalStack:
     home: Path
     port: int
     mlflow_port: int = MLFLOW_PORT
+    service_port: int = SERVICE_PORT
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     _processes: list[tuple[str, "subprocess.Popen[bytes]"]] = field(default_factory=list)
     _sockets: dict[str, socket.socket] = field(default_factory=dict)
@@ -161,7 +166,7 @@ class LocalStack:
         return file.open("ab")
 
     def hold_ports(self, *names: str) -> None:
-        """Listen on the ports of the named servers, SERVER and MLFLOW_UI, until the stack ends.
+        """Listen on the ports of the named servers, SERVER, MLFLOW_UI and SERVICE, until the stack ends.
 
         Raises:
             WrongInput: A port is in use.
@@ -170,6 +175,7 @@ class LocalStack:
             port, what, setting = {
                 SERVER: (self.port, "the Prefect server", "LAKEVISION_PORT"),
                 MLFLOW_UI: (self.mlflow_port, "the MLflow UI", "LAKEVISION_MLFLOW_PORT"),
+                SERVICE: (self.service_port, "the service", "LAKEVISION_SERVE_PORT"),
             }[name]
             way_out = f"set {setting} to a free port (and LAKEVISION_HOME, if another stack uses it)"
             self._sockets[name] = listen(port, what, way_out)
@@ -193,6 +199,16 @@ class LocalStack:
         """Start MLflow's UI."""
         self._serve(MLFLOW_UI, "deployments.stack.mlflow_ui", self.mlflow_port)
 
+    def start_service(self) -> None:
+        """Start the service of the champion of the newest tables.
+
+        Raises:
+            WrongInput: Its port is in use.
+        """
+        self.hold_ports(SERVICE)
+        descriptor, settings = str(self._sockets[SERVICE].fileno()), json.dumps({"serve": {"port": self.service_port}})
+        self.start(SERVICE, [sys.executable, "-m", "tasks.serve.server", settings, "--fd", descriptor])
+
     def _serve(self, name: str, module: str, port: int) -> None:
         if name not in self._sockets:
             self.hold_ports(name)
@@ -202,8 +218,10 @@ class LocalStack:
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process that runs until the stack ends, with its output in logs/NAME.log."""
         environment = self.environment
+        if name in {MLFLOW_UI, SERVICE}:
+            environment = without_prefect_login(environment)
         if name == MLFLOW_UI:
-            environment = mlflow_environment(environment, self.auth_string)
+            environment[MLFLOW_LOGIN] = self.auth_string
         passed = [self._sockets[name].fileno()] if name in self._sockets else []
         with self._log(name) as log:
             process = subprocess.Popen(

@@ -4,6 +4,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import uuid4
@@ -252,13 +253,11 @@ def maintain_tables(config: MaintainConfig, storage: Storage, spark_config: Spar
         check_writable(path, "storage.tables")
     with spark_session(spark_config, storage) as spark:
         _check_floor(config, spark)
-        with (
-            write_access(images, spark),
-            write_access(predictions, spark),
-            write_access(storage.table("inputs"), spark),
-            write_access(storage.table("promotions"), spark),
-            translate_disk_full(storage.tables, storage.home),
-        ):
+        with ExitStack() as held:
+            for name in TABLES:
+                if name != "files":  # Its runs hold the lock of `images`.
+                    held.enter_context(write_access(storage.table(name), spark))
+            held.enter_context(translate_disk_full(storage.tables, storage.home))
             # Looked up after the locks are acquired: a model may have been registered while waiting for them.
             found = [path for path in paths if delta.check_table_path(path)]
             kept = kept_versions(spark, config, storage)

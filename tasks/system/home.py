@@ -20,7 +20,7 @@ FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 KNOWN_ENTRIES = frozenset(
     {
         *("artifacts", "bench", "cache", "checkpoints", "digits", "logs", "prefect", "spark-temp", "spark-warehouse"),
-        *("studies", "summary.json", "tables"),
+        *("studies", "summary.json", "tables", "serve", "explanations"),
         *(f"mlflow.db{suffix}" for suffix in ("", "-journal", "-wal", "-shm", ".lock", ".new", ".new-journal")),
     }
 )

@@ -2,8 +2,10 @@
 
 import contextvars
 import ctypes
+import os
 import signal
 import threading
+import time
 import weakref
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
@@ -67,6 +69,22 @@ def defer_signals() -> Iterator[None]:
 def shutdown_requested() -> bool:
     """Return whether a signal has been deferred to the end of `defer_signals`."""
     return _State.deferred is not None
+
+
+WATCH_SECONDS = 1.0
+"""Interval of the looks of `end_with_parent`."""
+
+
+def end_with_parent() -> None:
+    """Send this process SIGTERM when its parent has ended, whatever ended it; return at once."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="lakevision-parent", daemon=True).start()
 
 
 WAIT_SECONDS = 0.5

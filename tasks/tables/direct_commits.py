@@ -59,6 +59,7 @@ def append_rows(
     rows: SpooledRows | pa.Table,
     properties: Mapping[str, str] | None = None,
     partition_by: Sequence[str] = (),
+    transaction: tuple[str, int] | None = None,
 ) -> None:
     """Append rows to a table on a disk or on S3 in one commit; create the table, or add columns, where needed.
 
@@ -69,6 +70,7 @@ def append_rows(
         rows: The rows.
         properties: Properties of a new table.
         partition_by: Partition columns of a new table; an existing one keeps its own.
+        transaction: Application and number by which a later writer knows that the rows are there.
 
     Raises:
         NeedsSpark: Only Spark can write the table.
@@ -78,6 +80,8 @@ def append_rows(
         # The right to write has an end there, which only Spark's log store checks after many rows are written.
         raise NeedsSpark
     given: dict[str, Any] = {"storage_options": options, "configuration": properties}
+    if transaction is not None:
+        given["commit_properties"] = CommitProperties(app_transactions=[Transaction(*transaction)])
     is_new = newest_commit(path) is None
     if is_new:
         given["partition_by"] = list(partition_by) or None

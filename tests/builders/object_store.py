@@ -15,7 +15,7 @@ import requests
 from pyspark.sql import SparkSession
 
 from tasks.environment import download_cache
-from tests.builders.processes import free_port
+from tasks.system.listening import free_port
 
 START_SECONDS = 60
 """Timeout of the server's start, seconds."""

@@ -1,7 +1,6 @@
 """Subprocesses of tests and benchmarks, which run the project's modules."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -11,13 +10,6 @@ import matplotlib as mpl
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def plain_environment(**variables: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.builders.processes import free_port
+from tasks.system.listening import free_port
 
 START_SECONDS = 60
 """Timeout of the start of an sshd, in seconds."""

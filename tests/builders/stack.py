@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from deployments.stack.login import auth_file, authorization
-from tests.builders.processes import ROOT, free_port, plain_environment
+from tasks.system.listening import free_port
+from tests.builders.processes import ROOT, plain_environment
 
 
 def prefect_client(api: str, auth: str, name: str) -> httpx.Client:
@@ -60,7 +61,10 @@ def running_up(home: Path) -> Iterator[Up]:
     """Run `make up` on free ports until the block ends; the block starts when all services respond."""
     port, mlflow_port = free_port(), free_port()
     environment = plain_environment(
-        LAKEVISION_HOME=str(home), LAKEVISION_PORT=str(port), LAKEVISION_MLFLOW_PORT=str(mlflow_port)
+        LAKEVISION_HOME=str(home),
+        LAKEVISION_PORT=str(port),
+        LAKEVISION_MLFLOW_PORT=str(mlflow_port),
+        LAKEVISION_SERVE_PORT=str(free_port()),
     )
     command = [sys.executable, "-m", "deployments.up"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

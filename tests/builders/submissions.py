@@ -13,7 +13,8 @@ import psutil
 from prefect.client.orchestration import SyncPrefectClient
 
 from deployments.stack.processes import SERVER, LocalStack
-from tests.builders.processes import ROOT, free_port, run_python
+from tasks.system.listening import free_port
+from tests.builders.processes import ROOT, run_python
 from tests.builders.waiting_flow import DEPLOY, SUBMIT
 
 WAIT_SECONDS = 240.0

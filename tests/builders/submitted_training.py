@@ -17,10 +17,11 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from deployments.stack.processes import LocalStack
 from tasks.config.distributed import TrainDistributedRun
+from tasks.system.listening import free_port
 from tasks.train.spec import TrainingSpec
 from tests.builders.chromium import WAIT_SECONDS
 from tests.builders.leftovers import is_alive, ports_of
-from tests.builders.processes import free_port, rank_processes
+from tests.builders.processes import rank_processes
 from tests.builders.submissions import client_of, start_worker
 
 BUTTON = "//*[self::button or @role='button'][normalize-space()='{text}']"

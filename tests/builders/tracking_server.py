@@ -12,7 +12,8 @@ from typing import Self
 
 import psutil
 
-from tests.builders.processes import free_port, plain_environment
+from tasks.system.listening import free_port
+from tests.builders.processes import plain_environment
 
 START_SECONDS = 90.0
 

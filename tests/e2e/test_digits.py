@@ -11,8 +11,9 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tasks.system.listening import free_port
 from tests.builders.chromium import WAIT_SECONDS, chromium, log_in_to_mlflow, open_summary, text_of
-from tests.builders.processes import free_port, plain_environment, run_printed, run_python
+from tests.builders.processes import plain_environment, run_printed, run_python
 from tests.builders.stack import running_up
 
 

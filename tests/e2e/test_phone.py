@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.system.listening import free_port
 from tests.builders.chromium import chromium, open_summary, text_of
 from tests.builders.phone_folder import IGNORED, LEFT_BY_SYSTEMS, PER_CLASS, write_phone_folder
-from tests.builders.processes import free_port, plain_environment, run_printed, run_python
+from tests.builders.processes import plain_environment, run_printed, run_python
 from tests.builders.stack import running_up
 
 

@@ -14,8 +14,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tasks.system.listening import free_port
 from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, log_in_to_mlflow, text_of
-from tests.builders.processes import ROOT, free_port, plain_environment, server_errors
+from tests.builders.processes import ROOT, plain_environment, server_errors
 from tests.builders.stack import Up, running_up
 
 CLASSES = ("airplanes", "bonsai", "pizza")

@@ -12,8 +12,9 @@ from pathlib import Path
 import filelock
 import pytest
 
+from tasks.system.listening import free_port
 from tests.builders.prefect_databases import home_with_databases
-from tests.builders.processes import free_port, plain_environment, run_python
+from tests.builders.processes import plain_environment, run_python
 
 
 def run_module(module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -79,13 +79,14 @@ def test_deployments_of_digits_and_photos_share_a_home_but_no_table(tmp_path):
 
 
 def test_schedules_are_paused_and_concurrent_runs_are_queued():
-    """The schedules of the DAG are daily, that of batch inference hourly, and a stream's every ten minutes."""
+    """The schedules of the DAG are daily, those of batch inference hourly and of a stream every ten minutes."""
     scheduled = {name: item for name, item in DEPLOYMENTS.items() if item.get("schedules")}
     assert {name: item["schedules"][0]["cron"] for name, item in scheduled.items()} == {
         "pipeline": "0 2 * * *",
         "photos": "0 3 * * *",
         "predict-batch": "0 * * * *",
         "predict-stream": "*/10 * * * *",
+        "compare-live": "0 4 * * *",
     }
     for item in scheduled.values():
         assert item["schedules"][0]["active"] is False

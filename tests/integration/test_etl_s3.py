@@ -33,13 +33,14 @@ from tasks.predict.source_batch import predict_source
 from tasks.registry.promote import promote_best
 from tasks.spark.file_systems import FEW_RETRIES, LOG_STORE, OWN_LOG_STORE, conditional_log_store, has_other_log_store
 from tasks.storage import Storage, resolve_storage
+from tasks.system.listening import free_port
 from tasks.tables.delta import newest_commit
 from tasks.tables.direct_commits import append_rows
 from tasks.tables.snapshots import newest_snapshot
 from tests.builders.delta_rows import newest_rows
 from tests.builders.etl_tables import etl_settings, ingest, ledger, versions
 from tests.builders.object_store import ObjectStore, serve
-from tests.builders.processes import ROOT, free_port
+from tests.builders.processes import ROOT
 from tests.builders.untrained_model import log_run
 from tests.conftest import write_images
 from tests.integration.test_etl_files import LINES, make_source, noise

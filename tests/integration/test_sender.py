@@ -19,6 +19,7 @@ from tasks.errors import Diverged, RunDeleted, TrackingUnavailable, WrongInput
 from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef
 from tasks.storage import Storage, resolve_storage
+from tasks.system.listening import free_port
 from tasks.tracking import experiments
 from tasks.tracking.classifier_files import fetch_registered
 from tasks.tracking.runs import BATCH_SIZE_TAG, find_data_checks, has_run, read_artifact
@@ -28,7 +29,6 @@ from tasks.tracking.tracked_run import monitors, tracked_run
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.builders.hand_made_cache import hand_made_cache
-from tests.builders.processes import free_port
 from tests.builders.tracked_homes import CARD, log_champion
 from tests.builders.tracking_server import TrackingServer
 

@@ -25,7 +25,6 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from deployments.stack.login import OWN_STRING, authorization
 from deployments.stack.processes import STACK_MARK, LocalStack
-from deployments.stack.serving import listen
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.errors import invalid_settings
@@ -33,6 +32,7 @@ from tasks.predict.shown import answers_markdown
 from tasks.predict.thumbnails import SIDE, thumbnail
 from tasks.refs import FailedFile, ModelRef, PredictedImage, PredictReport, TableRef
 from tasks.registry.promote import promote_best
+from tasks.system.listening import free_port, listen
 from tests.builders.chromium import WAIT_SECONDS, chromium, find_field, log_in, text_of
 from tests.builders.delta_rows import delta_rows
 from tests.builders.etl_and_cache import make_storage
@@ -40,7 +40,7 @@ from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.image_bytes import encoded, noise
 from tests.builders.killed_streams import is_in_batch
 from tests.builders.prefect_databases import home_with_databases
-from tests.builders.processes import free_port, rank_processes, run_python, server_errors
+from tests.builders.processes import rank_processes, run_python, server_errors
 from tests.builders.streams import stream
 from tests.builders.submissions import client_of, end_worker, worker_command
 from tests.builders.untrained_model import log_run

@@ -26,13 +26,14 @@ from tasks.registry.history import DecisionRow, record
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.system.disk import check_writable
+from tasks.system.listening import free_port
 from tasks.tables import delta, writer
 from tasks.tables.direct_commits import append_rows
 from tasks.tables.parquet_rows import spool_rows
 from tasks.tables.writer import write_access
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.object_store import ObjectStore, minio_program, serve, serve_minio
-from tests.builders.processes import ROOT, free_port, plain_environment, run_python
+from tests.builders.processes import ROOT, plain_environment, run_python
 from tests.conftest import write_images
 
 

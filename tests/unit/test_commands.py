@@ -10,6 +10,7 @@ from flows.command_line import parse_arguments
 from tasks.commands import command_lines, next_commands
 from tasks.config.prediction import PredictRun, PromoteRun, StreamRun
 from tasks.config.promotion import RollbackRun
+from tasks.config.serving import ServeRun
 from tasks.config.storage import StorageConfig
 from tasks.config.tune import TuneRun
 from tasks.storage import Storage, resolve_storage
@@ -26,6 +27,7 @@ FLOWS = {
     "flows.tune": TuneRun,
     "flows.promote": PromoteRun,
     "flows.rollback": RollbackRun,
+    "flows.serve": ServeRun,
 }
 
 
@@ -47,10 +49,9 @@ def test_each_command_is_accepted_with_tables_and_model_of_the_run() -> None:
 
 
 def test_served_and_scheduled_is_the_model_of_the_run() -> None:
-    """The registry is that of the home; the deployment has a schedule, and parameters that its flow accepts."""
+    """The deployment has a schedule, and parameters that its flow accepts."""
     found = next_commands(STORAGE, "lakevision-cats", {})
-    assert "MLFLOW_TRACKING_URI='sqlite:////data/my photos/mlflow.db' mlflow models serve" in found["serve"]
-    assert "--model-uri models:/lakevision-cats@champion" in found["serve"]
+    assert found["serve"].startswith(".venv/bin/python -m flows.serve ")
     words = shlex.split(found["schedule (make up)"])
     config = PredictRun.model_validate(json.loads(words[words.index("--params") + 1])["config"])
     assert (config.promote.model_name, config.predict.source) == ("lakevision-cats", "FOLDER")

@@ -19,7 +19,7 @@ from deployments.stack.processes import LocalStack
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.storage import resolve_storage
-from tests.builders.processes import free_port
+from tasks.system.listening import free_port
 
 RUNS = [sys.executable, "-c", "import time; time.sleep(60)"]
 FAILS = [sys.executable, "-c", "import sys, time\ntime.sleep(0.2)\nsys.exit('no such table')"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.checks.audit import FOUND, NOT_CHECKED, NOTHING_FOUND, judge, main
-from tests.builders.processes import free_port
+from tasks.system.listening import free_port
 
 FINDING = {
     "id": "GHSA-aaaa-bbbb-cccc",

@@ -49,7 +49,7 @@ def test_databases_are_reachable_from_the_two_servers_only() -> None:
         assert SERVICES[name]["networks"] == ["backend"]
         assert "ports" not in SERVICES[name]
     published = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert published == ["127.0.0.1:4200:4200", "127.0.0.1:5000:5000"]
+    assert published == ["127.0.0.1:4200:4200", "127.0.0.1:5000:5000", "127.0.0.1:8000:8000"]
 
 
 def test_record_of_the_deployments_outlives_its_container() -> None:
@@ -76,6 +76,7 @@ def test_no_secret_is_on_a_command_line_or_shared_by_two_servers() -> None:
         "prefect": {"PREFECT_AUTH", "PREFECT_DB_PASSWORD", "REDIS_PASSWORD"},
         "mlflow": {"MLFLOW_AUTH", "MLFLOW_DB_PASSWORD"},
         "deploy": {"PREFECT_AUTH"},
+        "serve": {"LAKEVISION_API_KEY", "MLFLOW_AUTH"},
         "worker-cpu": {"PREFECT_AUTH", "MLFLOW_AUTH"},
         "worker-gpu": {"PREFECT_AUTH", "MLFLOW_AUTH"},
     }

@@ -120,10 +120,13 @@ def test_only_the_digits_are_streamed(
     monkeypatch.setattr(demo, "local_stack", lambda *_given: nullcontext(stack))
     monkeypatch.setattr(demo, "follow_run", lambda *_given: ("run", {"model": "model"}))
     monkeypatch.setattr(demo, "run_stream", lambda _stack, tables, _model: asked.append(tables) or "report")
-    monkeypatch.setattr(demo, "show_summary", lambda *given: shown.append(given[3]))
+    monkeypatch.setattr(demo, "ask_service", lambda _home, tables, model: [f"{tables} {model}"])
+    monkeypatch.setattr(demo, "show_summary", lambda *given: shown.append((given[3], given[5])))
     assert demo.main([option.format(folder=tmp_path) for option in options]) == 0
     assert asked == streams
-    assert shown == (["report"] if streams else [None])
+    ((report, served),) = shown
+    assert report == ("report" if streams else None)
+    assert [line.endswith(" model") for line in served] == [True]
 
 
 def test_stream_of_the_demo_writes_to_its_tables() -> None:

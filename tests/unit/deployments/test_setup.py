@@ -298,7 +298,7 @@ def test_secrets_of_compose_are_generated_once(tmp_path: Path) -> None:
     assert first == "POSTGRES_PASSWORD=x"
     required = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker" / "compose.yaml").read_text()))
     assert {line.partition("=")[0] for line in generated} == required - {"POSTGRES_PASSWORD"}
-    assert all(re.fullmatch(r"\w+_(PASSWORD=|AUTH=lakevision:)[0-9a-f]{48}", line) for line in generated)
+    assert all(re.fullmatch(r"\w+_((PASSWORD|KEY)=|AUTH=lakevision:)[0-9a-f]{48}", line) for line in generated)
     assert len({line.partition("=")[2] for line in generated}) == len(generated)
     assert file.stat().st_mode & 0o777 == 0o600
 

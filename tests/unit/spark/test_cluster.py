@@ -8,7 +8,7 @@ import pytest
 from tasks.config.storage import SparkConfig
 from tasks.errors import ClusterUnavailable, WrongInput
 from tasks.spark.cluster import cluster_settings, is_in_driver, is_local, python_of_workers, session_master
-from tests.builders.processes import free_port
+from tasks.system.listening import free_port
 
 
 @pytest.fixture

@@ -53,6 +53,13 @@ def listen(port: int, what: str, way_out: str, host: str = HOST) -> socket.socke
     return opened
 
 
+def free_port() -> int:
+    """Return a port on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
 def refuse_connections(listening: socket.socket) -> None:
     """Stop listening on the socket of a server that has ended: connections are refused, but the port stays bound."""
     listening.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,1 @@
+"""The service: predictions over HTTP, its request log, and the live test of a challenger."""

@@ -1,0 +1,249 @@
+"""Batches of images across requests: each lane, a thread, predicts what waits, and then what has come meanwhile."""
+
+import hashlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from tasks.config.serving import ServeConfig
+from tasks.serve.served import Lineup, Loaded
+
+if TYPE_CHECKING:
+    from tasks.model_package.classifier import Prediction
+
+logger = logging.getLogger("lakevision.serve")
+
+
+class Overloaded(Exception):
+    """More images would wait than may."""
+
+
+class NotReady(Exception):
+    """No version is loaded; the message says why."""
+
+
+@dataclass
+class Answered:
+    """The answer for an image of a request.
+
+    Attributes:
+        prediction: The prediction.
+        by: Alias of the version that answers, `champion` or `challenger`.
+        model: The version that answers.
+        sha256: Digest of the image.
+        other: Version and label of the version that did not answer, in a live test.
+    """
+
+    prediction: "Prediction"
+    by: str
+    model: Loaded
+    sha256: str
+    other: tuple[int, str | None] | None = None
+
+
+@dataclass
+class Waiting:
+    """A request whose images wait.
+
+    Attributes:
+        images: The images.
+        top_k: Number of classes in an answer.
+        request_id: Its id.
+        seconds: Time from here to the answers.
+        future: Gets the answers, in the order of the images.
+        answers: The answers so far.
+        num_finished: Number of images of which nothing is left to predict.
+    """
+
+    images: Sequence[bytes]
+    top_k: int
+    request_id: str
+    seconds: float = 0.0
+    _began: float = field(default_factory=time.perf_counter)
+    future: "Future[list[Answered]]" = field(default_factory=Future)
+    answers: dict[int, Answered] = field(default_factory=dict)
+    num_finished: int = 0
+
+
+class Place(NamedTuple):
+    """An image of a request."""
+
+    request: Waiting
+    number: int
+
+
+class Batches:
+    """The queue of a worker, and its lanes.
+
+    One lane per core, with one thread of computation: while one decodes, another computes, and no batch waits at the
+    end of each layer for the slowest of several threads.
+    """
+
+    def __init__(
+        self,
+        serve: ServeConfig,
+        num_lanes: int,
+        lineup: Callable[[], Lineup],
+        given: tuple[float, Callable[[Waiting], None]],
+    ) -> None:
+        """Prepare the lanes.
+
+        Args:
+            serve: Settings.
+            num_lanes: Number of lanes.
+            lineup: Returns the versions for the next batch.
+            given: Minimum probability, as in `ImageClassifier.predict`, and a function. It is called with each request
+                of which nothing is left to predict.
+        """
+        self._serve, self._lineup = serve, lineup
+        self._min_probability, self._finished = given
+        self._changed = threading.Condition()
+        self._places: deque[Place] = deque()
+        self._num_arriving = 0
+        self._oldest = 0.0
+        self._is_closed = False
+        self._counting = threading.Lock()
+        self.sizes: Callable[[int], None] = lambda _size: None
+        self._lanes = [
+            threading.Thread(target=self._run, args=(num_lanes,), name=f"lakevision-lane-{number}", daemon=True)
+            for number in range(num_lanes)
+        ]
+
+    def start(self) -> None:
+        """Start the lanes."""
+        for lane in self._lanes:
+            lane.start()
+
+    def close(self) -> None:
+        """Predict the images that wait, and end the lanes."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for lane in self._lanes:
+            lane.join()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of images that wait for a lane."""
+        return len(self._places)
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Mark a request whose images are still being received: a batch waits a moment for them."""
+        self._num_arriving += 1  # Only the thread of the event loop counts.
+        try:
+            yield
+        finally:
+            self._num_arriving -= 1
+
+    def add(self, request: Waiting) -> None:
+        """Let the images of a request wait for their predictions.
+
+        Raises:
+            Overloaded: Too many images wait.
+            NotReady: No version is loaded.
+        """
+        if self._lineup().champion is None:
+            raise NotReady(self._lineup().problem)
+        with self._changed:
+            if len(self._places) + len(request.images) > self._serve.max_waiting:
+                raise Overloaded
+            if not self._places:
+                self._oldest = time.monotonic()
+            self._places.extend(Place(request, number) for number in range(len(request.images)))
+            self._changed.notify()
+
+    def _run(self, num_lanes: int) -> None:
+        import torch
+
+        if num_lanes > 1:
+            torch.set_num_threads(1)  # of this thread's computations
+        while batch := self._take():
+            self.sizes(len(batch))
+            try:
+                self._predict(batch)
+            except Exception as error:  # Of one batch: the requests of others are answered.
+                logger.exception("a batch of %d images failed", len(batch))
+                for request in requests_of(batch):
+                    with self._counting:
+                        if not request.future.done():
+                            request.future.set_exception(error)
+
+    def _take(self) -> list[Place]:
+        """Wait for images, and return those of the next batch; none once the queue is closed and empty."""
+        with self._changed:
+            while True:
+                while not self._places and not self._is_closed:
+                    self._changed.wait()
+                latest = self._oldest + self._serve.max_wait_milliseconds / 1000
+                while 0 < len(self._places) < self._serve.max_batch and self._num_arriving and not self._is_closed:
+                    if (left := latest - time.monotonic()) <= 0:
+                        break
+                    self._changed.wait(left)
+                batch: list[Place] = []
+                while self._places and len(batch) < self._serve.max_batch:
+                    place = self._places.popleft()
+                    if not place.request.future.cancelled():  # Its client has gone, or its time is over.
+                        batch.append(place)
+                self._oldest = time.monotonic()
+                if batch or (self._is_closed and not self._places):
+                    return batch
+
+    def _predict(self, batch: Sequence[Place]) -> None:
+        lineup = self._lineup()
+        if lineup.champion is None:
+            raise NotReady(lineup.problem)
+        digests = [hashlib.sha256(place.request.images[place.number]).hexdigest() for place in batch]
+        sides = [self._side(digest, lineup) for digest in digests]
+        for side, own, other in (
+            ("champion", lineup.champion, lineup.challenger),
+            ("challenger", lineup.challenger, lineup.champion),
+        ):
+            chosen = [number for number, found in enumerate(sides) if found == side]
+            if not chosen or own is None:
+                continue
+            places = [batch[number] for number in chosen]
+            for place, number, prediction in zip(places, chosen, self._predictions(own, places), strict=True):
+                place.request.answers[place.number] = Answered(prediction, side, own, digests[number])
+            self._answer(places)
+            if other is not None and (self._serve.challenger == "shadow" or side == "challenger"):
+                # After the answers: nobody waits for the other version.
+                for place, prediction in zip(places, self._predictions(other, places), strict=True):
+                    found = other.version.model.version, prediction.label
+                    place.request.answers[place.number].other = found
+        for request in requests_of(batch):
+            with self._counting:  # Another lane may have other images of the request.
+                request.num_finished += sum(place.request is request for place in batch)
+                is_finished = request.num_finished == len(request.images)
+            if is_finished and not request.future.cancelled():
+                self._finished(request)
+
+    def _side(self, digest: str, lineup: Lineup) -> str:
+        """Return the alias of the version that answers for an image: the same one each time that it comes."""
+        if self._serve.challenger != "answers" or lineup.challenger is None:
+            return "champion"
+        return "challenger" if int(digest[:8], 16) / 2**32 < self._serve.challenger_share else "champion"
+
+    def _predictions(self, model: Loaded, places: Sequence[Place]) -> "list[Prediction]":
+        contents = [place.request.images[place.number] for place in places]
+        top_k = max(place.request.top_k for place in places)
+        return model.classifier.predict(contents, top_k, self._min_probability, model.unknown_rate)
+
+    def _answer(self, places: Sequence[Place]) -> None:
+        """Give the requests whose images have all been predicted their answers."""
+        for request in requests_of(places):
+            with self._counting:
+                if len(request.answers) == len(request.images) and not request.future.done():
+                    request.seconds = time.perf_counter() - request._began
+                    request.future.set_result([request.answers[number] for number in range(len(request.images))])
+
+
+def requests_of(places: Sequence[Place]) -> list[Waiting]:
+    """Return the requests of images, each once."""
+    return list({id(place.request): place.request for place in places}.values())

@@ -1,0 +1,129 @@
+"""The guard of a service: host names, origins, its key, and the size of a request, before anything of it is read."""
+
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable, Collection
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+"""Paths without the key: the page has no data in it, and an orchestrator has no key."""
+
+PAGE_POLICY = ";".join(
+    (
+        *("default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' blob: data:"),
+        *("connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
+    )
+)
+"""What the page may load: nothing but this service's own files, so that no name of a file or class becomes code."""
+
+
+MAX_AT_ONCE = 16
+"""Bodies of the largest size that may arrive at once: they are in memory until their images are predicted."""
+
+
+class TooLarge(Exception):
+    """The body of a request is larger than it may be."""
+
+
+class Guard:
+    """ASGI middleware that refuses a request with one sentence, or passes it on."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Collection[str],
+        key: str | None,
+        max_bytes: int,
+        note: Callable[[str, int, float], None],
+    ) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            hosts: Names of the service in requests.
+            key: The key; None for none.
+            max_bytes: Maximum size of a body.
+            note: Called with path, status and seconds of each request.
+        """
+        self._app, self._hosts, self._max_bytes, self._note = app, frozenset(hosts), max_bytes, note
+        self._key = None if key is None else key.encode()
+        self._num_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request, or pass it on."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        if (refused := self._refusal(scope["path"], Headers(scope=scope))) is not None:
+            self._note(scope["path"], refused[0], time.perf_counter() - began)
+            await _refuse(send, *refused)
+            return
+        num_bytes = 0
+
+        async def bounded() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += (size := len(message.get("body", b"")))
+            self._num_bytes += size
+            if num_bytes > self._max_bytes:
+                raise TooLarge
+            return message
+
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._note(scope["path"], message["status"], time.perf_counter() - began)
+                message["headers"] += [
+                    (b"content-security-policy", PAGE_POLICY.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"no-referrer"),
+                ]
+            await send(message)
+
+        try:
+            await self._app(scope, bounded, protected)
+        finally:
+            self._num_bytes -= num_bytes
+
+    def _refusal(self, path: str, headers: Headers) -> tuple[int, str] | None:
+        """Return the status and the sentence for a request that is refused."""
+        host = headers.get("host", "")
+        # A page under a foreign name could otherwise talk to a service that only this machine reaches (DNS rebinding).
+        if (name := re.sub(r":\d+$", "", host)) not in self._hosts:
+            return 403, f"the host name {name[:100]!r} is not one of this service: add it to serve.allowed_hosts"
+        # Browsers send a form of files to any address without asking.
+        origin = headers.get("origin")
+        if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
+            return 403, "requests of pages from other origins are refused"
+        if self._key is not None and path not in OPEN_PATHS and not path.startswith("/page/"):
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            known = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+            if not known:
+                return 401, "give the key of the service in a header: 'Authorization: Bearer KEY'"
+        if self._num_bytes > MAX_AT_ONCE * self._max_bytes:
+            return 429, "too many bytes arrive at once: try again in a second"
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self._max_bytes:
+            return (
+                413,
+                f"the request has {length[:20]} bytes, more than {self._max_bytes}: send fewer or smaller images",
+            )
+        return None
+
+
+async def _refuse(send: Send, status: int, sentence: str) -> None:
+    body = json.dumps({"detail": sentence}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    # The rest of the body is not read: the connection ends with the answer.
+    headers.append((b"connection", b"close"))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

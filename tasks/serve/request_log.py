@@ -1,0 +1,182 @@
+"""The Delta tables `requests`, `feedback` and `request_images`: rows of the journal, moved without Spark, each once."""
+
+import logging
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import deltalake
+import pyarrow as pa
+import pyarrow.dataset
+from pyarrow.dataset import field
+
+from tasks.errors import WrongInput
+from tasks.object_store import file_system
+from tasks.schema import FEEDBACK_ARROW, REQUEST_IMAGES_ARROW, REQUESTS_ARROW, columns_of
+from tasks.serve.journal import KINDS, Journal, Kind
+from tasks.spark.session import NeedsSpark
+from tasks.storage import Storage
+from tasks.system.disk import translate_disk_full
+from tasks.system.locks import exclusive_lock
+from tasks.tables.delta import newest_commit
+from tasks.tables.direct_commits import append_rows, location_of
+from tasks.tables.writer import commit, write_access
+
+logger = logging.getLogger("lakevision.serve")
+
+SCHEMAS: dict[Kind, pa.Schema] = {
+    "requests": REQUESTS_ARROW,
+    "feedback": FEEDBACK_ARROW,
+    "request_images": REQUEST_IMAGES_ARROW,
+}
+MAX_ROWS: dict[Kind, int] = {"requests": 20_000, "feedback": 20_000, "request_images": 500}
+"""Rows of a commit: those of images have their content."""
+
+PARTITION = ("day",)
+
+VACUUM_HOURS = 24
+"""Hours after its removal from the table for which the file of an image stays, for readers of an older version."""
+
+
+class Moved(NamedTuple):
+    """Numbers of rows that were moved to the tables."""
+
+    requests: int = 0
+    feedback: int = 0
+    request_images: int = 0
+
+
+def journal_file(storage: Storage) -> Path:
+    """Return the file of a home's journal."""
+    return Path(storage.home) / "serve" / "journal.db"
+
+
+def check_tables(storage: Storage) -> None:
+    """Check that the tables can be written without Spark.
+
+    Raises:
+        WrongInput: They cannot.
+    """
+    try:
+        location_of(storage.table("requests"))
+    except NeedsSpark:
+        raise WrongInput(
+            f"serve.log_requests is true, but the table '{storage.table('requests')}' can only be written by Spark",
+            setting="serve.log_requests",
+            way_out="set it to false, or give tables in a folder or on S3",
+        ) from None
+
+
+def move_rows(journal: Journal, storage: Storage) -> Moved:
+    """Move the rows of a journal to the Delta tables, which are created if they are missing.
+
+    A commit names the last row that it has, as a transaction of the journal. So after a kill before the rows are
+    removed from the journal, they are not added again.
+
+    Raises:
+        DiskFull: The disk is full; the rows stay in the journal.
+        NeedsSpark: A table can only be written by Spark.
+    """
+    # One process at a time moves rows, so that each sees the other's transaction.
+    with exclusive_lock(str(journal_file(storage))):
+        return Moved(**{kind: _move(journal, kind, storage) for kind in KINDS})
+
+
+def _move(journal: Journal, kind: Kind, storage: Storage) -> int:
+    path, moved = storage.table(kind), 0
+    transaction = f"lakevision-{kind}-{journal.identity}"
+    while pending := journal.pending(kind, MAX_ROWS[kind]):
+        last, known = pending[-1].id, _last_moved(path, transaction)
+        rows = [_typed(row.row, row.content, SCHEMAS[kind]) for row in pending if row.id > known]
+        if rows:
+            with write_access(path), translate_disk_full(path, storage.home):
+                append_rows(path, pa.Table.from_pylist(rows, SCHEMAS[kind]), None, PARTITION, (transaction, last))
+        journal.remove(kind, last)
+        moved += len(rows)
+    return moved
+
+
+def _typed(row: dict[str, Any], content: bytes | None, schema: pa.Schema) -> dict[str, Any]:
+    """Return a row of the journal with times, and its content, as values of a table."""
+    times = {
+        name: datetime.fromisoformat(value)
+        for name, value in row.items()
+        if isinstance(value, str) and pa.types.is_timestamp(schema.field(name).type)
+    }
+    return row | times | ({} if content is None else {"content": content})
+
+
+def _last_moved(path: str, transaction: str) -> int:
+    """Return the id of the last row of a journal that a table has; 0 for none."""
+    if newest_commit(path) is None:
+        return 0
+    location, options = location_of(path)
+    return deltalake.DeltaTable(location, storage_options=options).transaction_version(transaction) or 0
+
+
+def has_request(storage: Storage, request_id: str, image: int) -> bool:
+    """Return whether the table `requests` has an image of a request, whose id begins with its day.
+
+    Raises:
+        NeedsSpark: As `move_rows`.
+    """
+    is_it = (field("request_id") == request_id) & (field("image") == image)
+    columns = columns_of(REQUESTS_ARROW, "request_id", "image")
+    return bool(rows_of(storage, "requests", columns, is_it, {request_id[:10]}).num_rows)
+
+
+def rows_of(
+    storage: Storage,
+    kind: Kind,
+    columns: pa.Schema,
+    where: pyarrow.dataset.Expression | None = None,
+    days: Collection[str] | None = None,
+) -> pa.Table:
+    """Return these columns of a table's rows; none if it does not exist.
+
+    Args:
+        storage: Location of the table.
+        kind: The table.
+        columns: Columns besides `day`.
+        where: Condition of the rows; None for all.
+        days: Days of the rows; None for all.
+
+    Raises:
+        NeedsSpark: As `move_rows`.
+    """
+    path = storage.table(kind)
+    if newest_commit(path) is None:
+        return columns.empty_table()
+    location, options = location_of(path)
+    added = pa.table(deltalake.DeltaTable(location, storage_options=options).get_add_actions())
+    # By fsspec, as all files on stores: some servers answer a part of an object otherwise than delta-rs expects.
+    filesystem, root = file_system(path)
+    files = [
+        f"{root}/{name}"
+        for name, values in zip(added["path"].to_pylist(), added["partition"].to_pylist(), strict=True)
+        if days is None or values["day"] in days
+    ]
+    rows = pyarrow.dataset.dataset(files, schema=SCHEMAS[kind], filesystem=filesystem)
+    return rows.to_table(columns=columns.names, filter=where)
+
+
+def remove_old_images(storage: Storage, days: int, now: datetime | None = None) -> None:
+    """Remove kept images that are older than so many days; their files leave the disk a day later.
+
+    Args:
+        storage: Location of the table.
+        days: The number of days; 0: none are removed.
+        now: The time; None for the present.
+    """
+    path = storage.table("request_images")
+    if not days or newest_commit(path) is None:
+        return
+    oldest = ((now or datetime.now(UTC)) - timedelta(days=days)).date().isoformat()
+    location, options = location_of(path)
+    with write_access(path):
+        table = deltalake.DeltaTable(location, storage_options=options)
+        if any(values["day"] < oldest for values in pa.table(table.get_add_actions())["partition"].to_pylist()):
+            commit(path, lambda: table.delete(f"day < '{oldest}'"))
+            logger.info("images of requests before %s were removed from '%s'", oldest, path)
+        commit(path, lambda: table.vacuum(VACUUM_HOURS, dry_run=False, enforce_retention_duration=False))

@@ -1,0 +1,226 @@
+"""A worker of a service: versions, batches, request log and explanations, which the application's paths use."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from tasks.config.prediction import PredictConfig
+from tasks.config.serving import ServeConfig
+from tasks.refs import Ref
+from tasks.serve.batches import Answered, Batches, NotReady, Overloaded, Waiting
+from tasks.serve.journal import FLUSH_SECONDS, Journal, JournalWriter
+from tasks.serve.metrics import Metrics
+from tasks.serve.request_log import has_request, journal_file
+from tasks.serve.served import Loaded, ServedModels
+from tasks.storage import Storage
+from tasks.system.cores import gpu_names, num_cores
+
+if TYPE_CHECKING:
+    from tasks.explain.explainer import Explainer, Explanation
+
+MAX_EXPLAINING = 8
+"""Requests that may wait for an explanation, which takes as long as several predictions."""
+
+
+class WorkerSettings(Ref):
+    """Settings that a worker is started with."""
+
+    serve: ServeConfig
+    predict: PredictConfig
+    storage: Storage
+    folder: str
+    """Folder of the service in the home, with the file of the served versions."""
+
+    @property
+    def served_file(self) -> Path:
+        """File of the served versions."""
+        return Path(self.folder) / "served.json"
+
+    @property
+    def metrics_folder(self) -> Path:
+        """Folder of the figures of all workers."""
+        return Path(self.folder) / "metrics"
+
+
+class Worker:
+    """The state of a worker."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Prepare; nothing is opened or started before `start`."""
+        self.settings, serve = settings, settings.serve
+        self.metrics = Metrics()
+        self.models = ServedModels(
+            settings.served_file,
+            settings.predict.min_probability,
+            settings.predict.unknown_rate,
+            self.metrics.note_loaded,
+        )
+        # On a GPU, one lane computes while another one decodes.
+        num_lanes = 2 if gpu_names() else max(1, num_cores() // serve.num_workers)
+        given = settings.predict.min_probability, self._log
+        self.batches = Batches(serve, num_lanes, lambda: self.models.lineup, given)
+        self.batches.sizes = self.metrics.batch.observe
+        self._journal: Journal | None = None
+        self._writer: JournalWriter | None = None
+        self._explainers: dict[str, Explainer] = {}
+        self._explaining = ThreadPoolExecutor(1, "lakevision-explain")
+        self._num_explaining = 0
+
+    def start(self) -> None:
+        """Open the journal, load the versions, and start the threads."""
+        if self.settings.serve.log_requests:
+            self._journal = Journal(journal_file(self.settings.storage))
+            self._writer = JournalWriter(self._journal, self.metrics.lost.inc)
+            self._writer.start()
+        self.models.start()
+        self.batches.start()
+
+    def end(self) -> None:
+        """Answer the images that wait, write the rest of the log, and end the threads."""
+        self.batches.close()
+        self.models.end()
+        self._explaining.shutdown()
+        if self._writer is not None and self._journal is not None:
+            self._writer.end()
+            self._journal.close()
+
+    async def predict(self, images: Sequence[bytes], top_k: int | None) -> tuple[str, list[Answered]]:
+        """Return the id of a request, and the answers for its images.
+
+        Raises:
+            Overloaded: Too many images wait.
+            NotReady: No version is loaded.
+            TimeoutError: The answers took longer than `serve.request_seconds`.
+        """
+        request = Waiting(images, top_k or self.settings.predict.top_k, new_request_id())
+        self.batches.add(request)
+        async with asyncio.timeout(self.settings.serve.request_seconds):
+            answers = await asyncio.wrap_future(request.future)
+        return request.request_id, answers
+
+    def _log(self, request: Waiting) -> None:
+        """Have the answers for a request written to the journal."""
+        for number, answer in request.answers.items():
+            outcome = "error" if answer.prediction.error else answer.prediction.label
+            known = outcome if outcome in {"error", "unknown", "unsure"} else "label"
+            self.metrics.images.labels(answer.model.version.model.version, known).inc()
+            if self._writer is None:
+                continue
+            row = answer_row(request, number, answer)
+            if self.settings.serve.keep_images and not answer.prediction.error:
+                kept = {"day": row["day"], "sha256": answer.sha256}
+                self._writer.put("request_images", f"{row['day']} {answer.sha256}", kept, request.images[number])
+            self._writer.put("requests", f"{request.request_id} {number}", row)
+
+    async def add_feedback(self, request_id: str, image: int, label: str) -> str:
+        """Add the right label of an image; return `added`, `known` if it has one already, or `unknown` for no image.
+
+        Raises:
+            NotReady: Answers are not logged.
+        """
+        if self._journal is None:
+            raise NotReady("answers are not logged (serve.log_requests is false), so feedback has no answer to name")
+        key = f"{request_id} {image}"
+        # The worker that answered may not have written it yet.
+        until = time.monotonic() + 4 * FLUSH_SECONDS
+        while not await asyncio.to_thread(self._has_answer, key, request_id, image):
+            if time.monotonic() > until:
+                return "unknown"
+            await asyncio.sleep(FLUSH_SECONDS)
+        given_at = datetime.now(UTC).isoformat()
+        row = {"day": request_id[:10], "request_id": request_id, "image": image, "label": label, "given_at": given_at}
+        return "added" if await asyncio.to_thread(self._journal.add_feedback, key, row) else "known"
+
+    def _has_answer(self, key: str, request_id: str, image: int) -> bool:
+        assert self._journal is not None, "answers are logged"
+        return self._journal.has("requests", key) or has_request(self.settings.storage, request_id, image)
+
+    async def explain(self, content: bytes, label: str | None) -> "tuple[Loaded, Explanation]":
+        """Return the champion, and its explanation of an image.
+
+        Raises:
+            BadImage: The image cannot be decoded.
+            NotReady: No version is loaded.
+            Overloaded: Too many requests wait for an explanation.
+            ValueError: The model has no such class, or no layer with places.
+        """
+        model = self.models.lineup.champion
+        if model is None:
+            raise NotReady(self.models.lineup.problem)
+        if self._num_explaining >= MAX_EXPLAINING:
+            raise Overloaded
+        self._num_explaining += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return model, await loop.run_in_executor(self._explaining, self._explain, model, content, label)
+        finally:
+            self._num_explaining -= 1
+
+    def _explain(self, model: Loaded, content: bytes, label: str | None) -> "Explanation":
+        from tasks.explain.explainer import Explainer  # Here: a service without explanations needs no second network.
+
+        folder = model.version.folder
+        if folder not in self._explainers:
+            self._explainers = {folder: Explainer(Path(folder))}
+        return self._explainers[folder].explain(content, label)
+
+
+def answer_row(request: Waiting, number: int, answer: Answered) -> dict[str, Any]:
+    """Return the row of `requests` for an image, with times as text."""
+    prediction, version, now = answer.prediction, answer.model.version.model, datetime.now(UTC)
+    other_version, other_label = answer.other or (None, None)
+    return {
+        "day": request.request_id[:10],
+        "request_id": request.request_id,
+        "image": number,
+        "answered_at": now.isoformat(),
+        "model_name": version.name,
+        "model_version": version.version,
+        "answered_by": answer.by,
+        "label": prediction.label,
+        "probability": prediction.probability,
+        "top_labels": list(prediction.top_labels[: request.top_k]),
+        "top_probabilities": list(prediction.top_probabilities[: request.top_k]),
+        "unknown_score": prediction.unknown_score,
+        "error": prediction.error,
+        "seconds": round(request.seconds, 6),
+        "sha256": answer.sha256,
+        "other_version": other_version,
+        "other_label": other_label,
+    }
+
+
+def answer_json(request_id: str, names: Sequence[str], answers: Sequence[Answered], top_k: int) -> dict[str, Any]:
+    """Return the answer to a request as JSON values."""
+    return {
+        "request_id": request_id,
+        "model": answers[0].model.version.model.name,
+        "predictions": [
+            {
+                "image": number,
+                "name": name,
+                "model_version": answer.model.version.model.version,
+                "label": answer.prediction.label,
+                "probability": answer.prediction.probability,
+                "top": [
+                    {"label": label, "probability": probability}
+                    for label, probability in zip(
+                        answer.prediction.top_labels[:top_k], answer.prediction.top_probabilities[:top_k], strict=True
+                    )
+                ],
+                "unknown_score": answer.prediction.unknown_score,
+                "error": answer.prediction.error,
+            }
+            for number, (name, answer) in enumerate(zip(names, answers, strict=True))
+        ],
+    }
+
+
+def new_request_id() -> str:
+    """Return the id of a request, which begins with its day."""
+    return f"{datetime.now(UTC):%Y-%m-%d}-{uuid4().hex}"

@@ -1,0 +1,185 @@
+"""Rows of a journal in the Delta tables: each once, whatever is killed when, and images as long as they are kept."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from tasks.config.storage import StorageConfig
+from tasks.errors import WrongInput
+from tasks.schema import FEEDBACK_ARROW, REQUESTS_ARROW, columns_of
+from tasks.serve.journal import Journal
+from tasks.serve.request_log import (
+    Moved,
+    check_tables,
+    has_request,
+    journal_file,
+    move_rows,
+    remove_old_images,
+    rows_of,
+)
+from tasks.storage import Storage, resolve_storage
+
+NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def journal(storage: Storage) -> Journal:
+    """Return the journal of the home."""
+    journal_file(storage).parent.mkdir(parents=True)
+    return Journal(journal_file(storage))
+
+
+def add(journal: Journal, name: str, day: str = "2026-11-30") -> None:
+    """Add an answer and its image."""
+    row = {"day": day, "request_id": f"{day}-{name}", "image": 0, "answered_at": NOON.isoformat(), "label": name}
+    journal.add("requests", [(f"{day}-{name} 0", row | {"top_labels": ["a", "b"], "seconds": 0.25}, None)])
+    journal.add("request_images", [(f"{day} {name}", {"day": day, "sha256": name}, name.encode())])
+
+
+def labels(storage: Storage) -> list[str]:
+    """Return the labels in the table `requests`, sorted."""
+    found: list[str] = rows_of(storage, "requests", columns_of(REQUESTS_ARROW, "label"))["label"].to_pylist()
+    return sorted(found)
+
+
+def test_rows_are_moved_with_their_types(storage: Storage, journal: Journal) -> None:
+    """Times are times, and what a row lacks is null."""
+    add(journal, "aa")
+    journal.add_feedback("2026-11-30-aa 0", _feedback("2026-11-30-aa"))
+
+    assert move_rows(journal, storage) == Moved(1, 1, 1)
+    assert move_rows(journal, storage) == Moved()
+    table = deltalake.DeltaTable(storage.table("requests")).to_pyarrow_table()
+    (row,) = table.to_pylist()
+    assert row["answered_at"] == NOON
+    assert row["top_labels"] == ["a", "b"]
+    assert row["error"] is None
+    assert row["day"] == "2026-11-30"
+    assert set(table.column_names) == set(REQUESTS_ARROW.names)
+    (feedback,) = rows_of(storage, "feedback", columns_of(FEEDBACK_ARROW, "label", "given_at")).to_pylist()
+    assert feedback == {"label": "cat", "given_at": NOON}
+    (image,) = deltalake.DeltaTable(storage.table("request_images")).to_pyarrow_table().to_pylist()
+    assert image["content"] == b"aa"
+
+
+def _feedback(request_id: str) -> dict[str, object]:
+    return {"day": request_id[:10], "request_id": request_id, "image": 0, "label": "cat", "given_at": NOON.isoformat()}
+
+
+def test_rows_that_a_killed_move_has_committed_are_not_moved_again(
+    storage: Storage, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit names the last of them; later rows are added beside them."""
+    add(journal, "aa")
+    with monkeypatch.context() as killed:
+        killed.setattr(Journal, "remove", _raise)
+        with pytest.raises(KeyboardInterrupt):
+            move_rows(journal, storage)
+    left = len(journal.pending("request_images", 10))
+    add(journal, "bb")
+    moved = move_rows(journal, storage)
+
+    assert left == 1
+    assert moved == Moved(2, 0, 1)
+    assert labels(storage) == ["aa", "bb"]
+    images = deltalake.DeltaTable(storage.table("request_images")).to_pyarrow_table()["sha256"].to_pylist()
+    assert sorted(images) == ["aa", "bb"]
+
+
+def _raise(*_arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_journals_of_two_homes_share_tables(storage: Storage, journal: Journal, tmp_path: Path) -> None:
+    """The numbers of their rows are the same, and their transactions are not."""
+    other = Journal(tmp_path / "other.db")
+    add(journal, "aa")
+    add(other, "bb")
+    for each in (journal, other):
+        move_rows(each, storage)
+
+    assert labels(storage) == ["aa", "bb"]
+
+
+def test_many_rows_take_several_commits(storage: Storage, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images have megabytes each."""
+    monkeypatch.setattr("tasks.serve.request_log.MAX_ROWS", {"requests": 2, "feedback": 2, "request_images": 1})
+    for name in ("aa", "bb", "cc"):
+        add(journal, name)
+
+    assert move_rows(journal, storage) == Moved(3, 0, 3)
+    assert labels(storage) == ["aa", "bb", "cc"]
+
+
+def test_a_request_is_found_by_its_day(storage: Storage, journal: Journal) -> None:
+    """In the table, and no other image of it."""
+    assert not has_request(storage, "2026-11-30-aa", 0)
+    add(journal, "aa")
+    add(journal, "aa", "2026-11-29")
+    move_rows(journal, storage)
+
+    assert has_request(storage, "2026-11-30-aa", 0)
+    assert has_request(storage, "2026-11-29-aa", 0)
+    assert not has_request(storage, "2026-11-28-aa", 0)
+    assert not has_request(storage, "2026-11-30-aa", 1)
+
+
+def test_old_images_are_removed_and_answers_are_not(storage: Storage, journal: Journal) -> None:
+    """Their files leave the disk, too, a day after the table."""
+    for day in ("2026-11-01", "2026-11-29", "2026-11-30"):
+        add(journal, f"on {day}", day)
+    move_rows(journal, storage)
+    remove_old_images(storage, 0, NOON)
+    before = deltalake.DeltaTable(storage.table("request_images")).to_pyarrow_table().num_rows
+    remove_old_images(storage, 7, NOON)
+
+    kept = deltalake.DeltaTable(storage.table("request_images")).to_pyarrow_table()
+    assert before == 3
+    assert sorted(kept["day"].to_pylist()) == ["2026-11-29", "2026-11-30"]
+    assert len(labels(storage)) == 3
+
+
+def test_the_files_of_removed_images_leave_the_disk(
+    storage: Storage, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time for readers of an older version, here none."""
+    monkeypatch.setattr("tasks.serve.request_log.VACUUM_HOURS", 0)
+    add(journal, "aa", "2026-11-01")
+    add(journal, "bb")
+    move_rows(journal, storage)
+    remove_old_images(storage, 7, NOON)
+
+    days = {file.parent.name for file in Path(storage.table("request_images")).rglob("*.parquet")}
+    assert days == {"day=2026-11-30"}
+
+
+def test_there_is_nothing_to_remove_without_a_table(storage: Storage) -> None:
+    """No table is made for it."""
+    remove_old_images(storage, 7, NOON)
+
+    assert not Path(storage.table("request_images")).exists()
+
+
+def test_tables_that_only_spark_can_write_are_refused(tmp_path: Path) -> None:
+    """Before the service starts, with the way out."""
+    home = str(tmp_path)
+    azure = resolve_storage(StorageConfig(home=home, tables="abfss://data@account.dfs.core.windows.net/tables"))
+
+    with pytest.raises(WrongInput, match="can only be written by Spark: set it to false, or give tables"):
+        check_tables(azure)
+    check_tables(resolve_storage(StorageConfig(home=home)))
+
+
+def test_a_condition_reads_only_its_rows(storage: Storage, journal: Journal) -> None:
+    """And days read only their files."""
+    for name, day in (("aa", "2026-11-29"), ("bb", "2026-11-30")):
+        add(journal, name, day)
+    move_rows(journal, storage)
+    columns = columns_of(REQUESTS_ARROW, "label")
+
+    assert rows_of(storage, "requests", columns, pa.dataset.field("label") == "bb")["label"].to_pylist() == ["bb"]
+    assert rows_of(storage, "requests", columns, days={"2026-11-29"})["label"].to_pylist() == ["aa"]
+    assert rows_of(storage, "feedback", columns_of(FEEDBACK_ARROW, "label")).num_rows == 0
