@@ -8,7 +8,7 @@ touch .env
 chmod 600 .env
 random() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 # Letters and digits only: passwords become part of URLs.
-for name in POSTGRES_PASSWORD PREFECT_DB_PASSWORD MLFLOW_DB_PASSWORD REDIS_PASSWORD; do
+for name in POSTGRES_PASSWORD PREFECT_DB_PASSWORD MLFLOW_DB_PASSWORD REDIS_PASSWORD LAKEVISION_API_KEY; do
     grep -q "^$name=" .env || echo "$name=$(random)" >>.env
 done
 for name in PREFECT_AUTH MLFLOW_AUTH; do

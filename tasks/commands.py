@@ -27,19 +27,13 @@ def next_commands(storage: Storage, model: str, network: Mapping[str, str]) -> d
     """
     tables, named = storage.options, [*storage.options, "--model_name", model]
     options = [text for name, value in network.items() for text in (f"--{name}", value)]
-    # A URI with a password stays in the user's environment.
-    tracking = (
-        [f"MLFLOW_TRACKING_URI={shlex.quote(storage.tracking)}"] if storage.tracking_shown == storage.tracking else []
-    )
-    serve = ["models", "serve", "--model-uri", f"models:/{model}@champion", "--env-manager", "local", "--port", "8000"]
     config = {"source": FOLDER, "model_name": model, "storage": storage.as_config().model_dump(exclude_none=True)}
     deployment = ["--name", f"hourly-{model}", "--pool", "cpu", "--cron", "0 * * * *"]
     deployment += ["--params", json.dumps({"config": config})]
     return {
         "predict a folder": flow_command("predict_batch", "--source", FOLDER, *named),
         "as images come": flow_command("predict_stream", "--source", FOLDER, "--interval_seconds", "60", *named),
-        # MLflow starts its server by name, from PATH.
-        "serve": " ".join(['PATH="$PWD/.venv/bin:$PATH"', *tracking, "mlflow", shlex.join(serve)]),
+        "serve": flow_command("serve", *named),
         "schedule (make up)": shlex.join(
             [PREFECT, "--no-prompt", "deploy", "flows.predict_batch.predict_batch", *deployment]
         ),

@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tasks.environment import lakevision_home
+from tasks.system.listening import free_port
 from tests.benchmarks.figures import Figure, write_figures
-from tests.builders.processes import free_port, plain_environment
+from tests.builders.processes import plain_environment
 
 HALF = 0.5
 """Goal: a second run takes less than half the time of the first."""

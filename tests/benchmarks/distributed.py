@@ -22,11 +22,11 @@ sys.path.insert(0, str(ROOT))
 
 from tasks.config.train import TrainConfig
 from tasks.environment import rank_environment
+from tasks.system.listening import free_port
 from tests.benchmarks.distributed_ranks import BATCHES, SIDES
 from tests.benchmarks.figures import Figure, rate_figure, write_figures
 from tests.benchmarks.peers import Peer, log_file
 from tests.builders.local_ranks import local_environments
-from tests.builders.processes import free_port
 
 STALL_SECONDS = 3600
 

@@ -18,11 +18,11 @@ sys.path.insert(0, str(ROOT))
 
 import torchvision
 
+from tasks.system.listening import free_port
 from tests.benchmarks import scaling_model
 from tests.benchmarks.figures import Figure, write_figures
 from tests.benchmarks.scaling_model import Link, Step, overlapped_seconds
 from tests.benchmarks.scaling_ranks import LARGE, MODEL
-from tests.builders.processes import free_port
 
 FLOAT_BYTES = 4
 

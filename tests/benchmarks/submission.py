@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from deployments.stack.local_stack import local_stack
+from tasks.system.listening import free_port
 from tests.benchmarks.figures import Figure, medians, write_figures
 from tests.benchmarks.peers import Peer, log_file
-from tests.builders.processes import free_port
 
 MODEL, SIDE, BATCH, NUM_CLASSES = "resnet18", 64, 32, 10
 """Network, side of the images in pixels, images per rank and step, and classes."""

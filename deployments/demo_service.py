@@ -1,0 +1,89 @@
+"""The end of the demo: one test image predicted over HTTP, its heat map, and the command that starts the page."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.request import Request
+
+from tasks.commands import flow_command
+from tasks.config.serving import ServeRun
+from tasks.config.storage import StorageConfig
+from tasks.storage import resolve_storage
+from tasks.system.listening import HOST, free_port
+
+if TYPE_CHECKING:
+    from tasks.serve.service import Service
+    from tasks.storage import Storage
+
+HEAT_MAP = "heat-map.jpg"
+"""File in the home with the heat map of the image."""
+
+PNG = {"Content-Type": "application/octet-stream"}
+
+
+def ask_service(home: Path, tables: str, model: str) -> list[str]:
+    """Start a service of the champion, ask it about a test image, end it, and return the lines of the summary.
+
+    Args:
+        home: Home of the demo.
+        tables: Name of its tables.
+        model: Name of the registered model.
+
+    Raises:
+        ServiceFailed: The service did not start.
+    """
+    # Imported here, after the environment was set to the demo's stack.
+    from tasks.serve.service import running_service
+
+    where = StorageConfig(home=str(home), tables=tables)
+    # No user has asked: the tables get no row.
+    serve = {"port": free_port(), "log_requests": False}
+    run = ServeRun.model_validate({"storage": where, "promote": {"model_name": model}, "serve": serve})
+    storage = resolve_storage(where)
+    image, label = image_of_test(storage)
+    with running_service(run, storage) as service:
+        ask(service, "/predict", image)  # The first request of a process takes longer.
+        began = time.perf_counter()
+        answer = json.loads(ask(service, "/predict", image))
+        milliseconds = 1000 * (time.perf_counter() - began)
+        heat = ask(service, "/explain", image)
+    (home / HEAT_MAP).write_bytes(heat)
+    command = flow_command("serve", *storage.options, "--model_name", model)
+    return answer_lines(answer, label, milliseconds, home / HEAT_MAP, command)
+
+
+def answer_lines(answer: dict[str, Any], label: str, milliseconds: float, heat: Path, command: str) -> list[str]:
+    """Return the lines about an answer."""
+    (found,) = answer["predictions"]
+    version = f"{answer['model']} version {found['model_version']}"
+    about = f"a test image of '{label}' is '{found['label']}', probability {found['probability']:.4f}"
+    return [
+        f"{'over HTTP':<13} {about}, by {version} in {milliseconds:.0f} ms",
+        f"{'':<13} its heat map: {heat}",
+        f"{'':<13} the page, to drop your own images on http://{HOST}:8000: {command}",
+    ]
+
+
+def image_of_test(storage: "Storage") -> tuple[bytes, str]:
+    """Return the content and the label of a test image."""
+    import pyarrow as pa
+
+    from tasks.refs import TEST
+    from tasks.schema import IMAGES_ARROW
+    from tasks.tables.snapshots import latest, read_batches
+
+    schema = pa.schema([IMAGES_ARROW.field(name) for name in ("content", "label")])
+    batches = read_batches(latest(None, storage.table("images")), schema, {"split": TEST}, 1)
+    row = next(batch.to_pylist()[0] for batch in batches if batch.num_rows)
+    return row["content"], row["label"]
+
+
+def ask(service: "Service", path: str, image: bytes) -> bytes:
+    """Return the answer of a service for an image."""
+    from tasks.serve.service import OPENER
+
+    request = Request(f"{service.url}{path}", data=image, headers=PNG)  # noqa: S310  # the URL is built by the service
+    with OPENER.open(request, timeout=60) as answer:
+        content: bytes = answer.read()
+    return content
