@@ -299,12 +299,7 @@ def run_stream(stack: LocalStack, tables: str, model: str) -> "StreamReport":
 
 
 def show_summary(
-    stack: LocalStack,
-    tables: str,
-    flow_run_id: str,
-    stream: "StreamReport | None",
-    own_tracking: str | None,
-    served: Sequence[str],
+    stack: LocalStack, tables: str, flow_run_id: str, stream: "StreamReport | None", own_tracking: str | None
 ) -> None:
     """Print the summary, and the commands and URLs that show the run in the UIs.
 
@@ -314,7 +309,6 @@ def show_summary(
         flow_run_id: Id of the run.
         stream: Report of the stream; None if it did not run.
         own_tracking: Tracking URI in the user's environment; the demo tracked into its own home instead.
-        served: Lines about the image that was predicted over HTTP.
     """
     from tasks.commands import command_lines
     from tasks.config.storage import StorageConfig
@@ -349,7 +343,7 @@ def show_summary(
     print(f"  MLflow UI only: {command}   (the same login)")
     print(f"\ntables        {stack.home / tables}, which the next commands name, with their model; FOLDER is yours")
     later = {goal: unset + command.replace(" && ", f" && {unset}") for goal, command in summary.next.items()}
-    print("\n".join([*command_lines(later), "", *served]))
+    print("\n".join(command_lines(later)))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -377,8 +371,8 @@ def main(arguments: Sequence[str]) -> int:
             tables = values["config"]["tables"]
             # New images of a user are for the user to add: the printed command predicts them.
             stream = run_stream(stack, tables, summary["model"]) if options.source == BUILTIN_DIGITS else None
-            served = ask_service(stack.home, tables, summary["model"])
-            show_summary(stack, tables, flow_run_id, stream, own_tracking, served)
+            show_summary(stack, tables, flow_run_id, stream, own_tracking)
+            print("\n".join(["", *ask_service(stack.home, tables, summary["model"])]))
     except (ValidationError, WrongInput) as error:
         print(f"make demo: {explain(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         return 2

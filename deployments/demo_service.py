@@ -3,12 +3,13 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.request import Request
 
 from tasks.commands import flow_command
 from tasks.config.serving import ServeRun
 from tasks.config.storage import StorageConfig
+from tasks.environment import api_key
 from tasks.storage import resolve_storage
 from tasks.system.listening import HOST, free_port
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 HEAT_MAP = "heat-map.jpg"
 """File in the home with the heat map of the image."""
-
-PNG = {"Content-Type": "application/octet-stream"}
 
 
 def ask_service(home: Path, tables: str, model: str) -> list[str]:
@@ -47,21 +46,15 @@ def ask_service(home: Path, tables: str, model: str) -> list[str]:
         began = time.perf_counter()
         answer = json.loads(ask(service, "/predict", image))
         milliseconds = 1000 * (time.perf_counter() - began)
-        heat = ask(service, "/explain", image)
-    (home / HEAT_MAP).write_bytes(heat)
-    command = flow_command("serve", *storage.options, "--model_name", model)
-    return answer_lines(answer, label, milliseconds, home / HEAT_MAP, command)
-
-
-def answer_lines(answer: dict[str, Any], label: str, milliseconds: float, heat: Path, command: str) -> list[str]:
-    """Return the lines about an answer."""
+        (home / HEAT_MAP).write_bytes(ask(service, "/explain", image))
     (found,) = answer["predictions"]
     version = f"{answer['model']} version {found['model_version']}"
     about = f"a test image of '{label}' is '{found['label']}', probability {found['probability']:.4f}"
     return [
         f"{'over HTTP':<13} {about}, by {version} in {milliseconds:.0f} ms",
-        f"{'':<13} its heat map: {heat}",
-        f"{'':<13} the page, to drop your own images on http://{HOST}:8000: {command}",
+        f"{'':<13} its heat map: {home / HEAT_MAP}",
+        f"{'':<13} the page, to drop your own images on http://{HOST}:8000: "
+        f"{flow_command('serve', *storage.options, '--model_name', model)}",
     ]
 
 
@@ -83,7 +76,8 @@ def ask(service: "Service", path: str, image: bytes) -> bytes:
     """Return the answer of a service for an image."""
     from tasks.serve.service import OPENER
 
-    request = Request(f"{service.url}{path}", data=image, headers=PNG)  # noqa: S310  # the URL is built by the service
+    headers = {"Content-Type": "application/octet-stream", "Authorization": f"Bearer {api_key() or ''}"}
+    request = Request(f"{service.url}{path}", data=image, headers=headers)  # noqa: S310  # the URL is built by the service
     with OPENER.open(request, timeout=60) as answer:
         content: bytes = answer.read()
     return content

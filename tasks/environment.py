@@ -340,6 +340,15 @@ def prefect_url_variable() -> str | None:
     return os.environ.get("PREFECT_API_URL") or None
 
 
+def without_prefect_login(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a server that others use: without Prefect's login, which permits to run code."""
+
+    def is_login(name: str) -> bool:
+        return name.startswith("PREFECT_") and name.endswith("AUTH_STRING")
+
+    return {name: value for name, value in environment.items() if not is_login(name)}
+
+
 def api_key() -> str | None:
     """Return the key that a service requires of its clients ($LAKEVISION_API_KEY), or None."""
     return os.environ.get(API_KEY) or None

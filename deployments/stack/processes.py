@@ -19,7 +19,7 @@ from typing import IO
 import psutil
 
 from deployments.stack.login import MLFLOW_LOGIN, OWN_STRING, auth_string, authorization, prepare_folder
-from tasks.environment import MLFLOW_PORT, no_proxy
+from tasks.environment import MLFLOW_PORT, no_proxy, without_prefect_login
 from tasks.storage import tracking_file
 from tasks.system.home import make_private_file, rotate
 from tasks.system.listening import HOST, LOCAL_NAMES, listen, refuse_connections
@@ -91,15 +91,6 @@ def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dic
         "PYTHONUNBUFFERED": "1",
         **no_proxy(os.environ),
     }
-
-
-def without_prefect_login(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of MLflow's UI and of the service: without Prefect's login, which permits to run code."""
-    return {name: value for name, value in environment.items() if not _is_prefect_login(name)}
-
-
-def _is_prefect_login(name: str) -> bool:
-    return name.startswith("PREFECT_") and name.endswith("AUTH_STRING")
 
 
 def end_marked(mark: str, seconds: float) -> None:
@@ -207,7 +198,8 @@ class LocalStack:
         """
         self.hold_ports(SERVICE)
         descriptor, settings = str(self._sockets[SERVICE].fileno()), json.dumps({"serve": {"port": self.service_port}})
-        self.start(SERVICE, [sys.executable, "-m", "tasks.serve.server", settings, "--fd", descriptor])
+        command = [sys.executable, "-m", "tasks.serve.server", settings, "--fd", descriptor]
+        self.start(SERVICE, [*command, "--parent", str(os.getpid())])
 
     def _serve(self, name: str, module: str, port: int) -> None:
         if name not in self._sockets:

@@ -85,19 +85,17 @@ class Explainer:
         classes: Names of the classes.
     """
 
-    def __init__(self, folder: Path, device: torch.device | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         """Load the network of a model package.
 
         Args:
             folder: Folder of the model package.
-            device: Device of the computations; None for the CPU.
 
         Raises:
             InvalidPackage: As `ImageClassifier.load`.
             ValueError: As `HeatMaps`.
         """
-        network, self._description = load_network(folder)
-        self._network = network.to(device or torch.device("cpu"))
+        self._network, self._description = load_network(folder)
         self.classes = self._description.classes
         self._maps = HeatMaps(self._network, self._description.image_size)
 
@@ -116,11 +114,11 @@ class Explainer:
             raise ValueError(f"'{label[:100]}' is not a class of the model")
         side = self._description.image_size
         image = decode_image(content, box=max(SIDE, side), decoding=self._description.decoding)
-        pixels_BHWC = torch.from_numpy(letterbox(image, side).copy())[None].to(next(self._network.parameters()).device)
+        pixels_BHWC = torch.from_numpy(letterbox(image, side).copy())[None]
         with torch.inference_mode():
             logits_K = self._network(pixels_BHWC)[0] / self._description.temperature
         index = int(logits_K.argmax()) if label is None else self.classes.index(label)
-        map_HW = self._maps(pixels_BHWC, [index])[0].cpu().numpy()
+        map_HW = self._maps(pixels_BHWC, [index])[0].numpy()
         shown = fit_within(image, SIDE)
         jpeg = encode_jpeg(overlay(shown, within_letterbox(map_HW, image.size)), QUALITY, "4:4:4")
         return Explanation(self.classes[index], float(torch.softmax(logits_K.double(), 0)[index]), jpeg)

@@ -55,10 +55,9 @@ def explain_images(
         )
     model = try_without_spark(lambda session: champion_of(promote, explain.alias, storage, session), spark, storage)
     with TemporaryDirectory() as scratch:
-        folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model")
         try:
             with translate_invalid():
-                explainer = Explainer(folder)
+                explainer = Explainer(fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model"))
         except ValueError as error:
             raise WrongInput(f"{model.name} version {model.version}: {error}", way_out="give another model") from None
     if explain.label is not None and explain.label not in explainer.classes:
@@ -68,7 +67,14 @@ def explain_images(
             setting="explain.label",
             way_out="give a class of the model, or leave it empty for the most probable class",
         )
-    written = Path(explain.folder or f"{storage.home}/explanations").absolute()
+    folder = local_path(explain.folder or f"{storage.home}/explanations")
+    if folder is None:
+        raise WrongInput(
+            f"explain.folder is '{explain.folder}', which is not on this machine",
+            setting="explain.folder",
+            way_out="give a folder of this machine",
+        )
+    written = expand_user(folder).absolute()
     written.mkdir(parents=True, exist_ok=True)
     found = []
     for number, (name, content) in enumerate(named_images(explain.images, explain.max_images, storage, spark)):

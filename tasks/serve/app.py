@@ -2,16 +2,17 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from multiprocessing import parent_process
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import HTTPException, RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException as BadForm
 from starlette.requests import ClientDisconnect
@@ -21,12 +22,14 @@ from tasks.config.serving import ServeConfig
 from tasks.environment import api_key
 from tasks.errors import loggable
 from tasks.model_package.reasons import BadImage, Reason
-from tasks.serve.batches import NotReady, Overloaded
-from tasks.serve.guard import Guard, TooLarge
-from tasks.serve.worker import Worker, WorkerSettings, answer_json
+from tasks.serve.batches import Answered, NotReady, Overloaded
+from tasks.serve.guard import Guard, TooLarge, TooMuchAtOnce
+from tasks.serve.worker import Worker, WorkerSettings, start_logging
 from tasks.system.signals import end_with_parent
 
 router = APIRouter()
+
+Part = TypeVar("Part")
 
 PAGE = Path(__file__).with_name("page")
 """Folder of the page's files."""
@@ -111,6 +114,20 @@ def worker_of(request: Request) -> Worker:
     return worker
 
 
+async def arrived(body: Awaitable[Part], serve: ServeConfig) -> Part:
+    """Return the body of a request, or its form.
+
+    Raises:
+        HTTPException: It does not arrive in time.
+    """
+    try:
+        async with asyncio.timeout(serve.request_seconds):
+            return await body
+    except TimeoutError:
+        late = f"the request did not arrive within {serve.request_seconds} s: send it again"
+        raise HTTPException(408, late) from None
+
+
 async def read_images(request: Request, serve: ServeConfig) -> list[tuple[str, bytes]]:
     """Return the images of a request, each with the name of its file.
 
@@ -148,14 +165,35 @@ async def predict(request: Request, top_k: Annotated[int | None, Query(ge=1, le=
     worker = worker_of(request)
     with worker.batches.arriving():
         images = await read_images(request, worker.settings.serve)
-    names, contents = [name for name, _content in images], [content for _name, content in images]
-    request_id, answers = await worker.predict(contents, top_k)
-    found = answer_json(request_id, names, answers, top_k or worker.settings.predict.top_k)
+    num_classes = top_k or worker.settings.predict.top_k
+    request_id, answers = await worker.predict([content for _name, content in images], num_classes)
+    named = zip((name for name, _content in images), answers, strict=True)
+    found = {
+        "request_id": request_id,
+        "model": answers[0].model.version.model.name,
+        "predictions": [_as_json(number, name, answer, num_classes) for number, (name, answer) in enumerate(named)],
+    }
     errors = [answer.prediction.error for answer in answers if answer.prediction.error]
     if len(errors) < len(answers):
         return JSONResponse(found)
     not_images = all(error.partition(":")[0] in NOT_IMAGES for error in errors)
     return JSONResponse({"detail": errors[0], **found}, 415 if not_images else 400)
+
+
+def _as_json(number: int, name: str, answer: Answered, top_k: int) -> dict[str, Any]:
+    """Return an `ImageAnswer` as JSON values: the model itself would take longer than a request."""
+    prediction = answer.prediction
+    top = zip(prediction.top_labels[:top_k], prediction.top_probabilities, strict=False)
+    return {
+        "image": number,
+        "name": name,
+        "model_version": answer.model.version.model.version,
+        "label": prediction.label,
+        "probability": prediction.probability,
+        "top": [{"label": label, "probability": probability} for label, probability in top],
+        "unknown_score": prediction.unknown_score,
+        "error": prediction.error,
+    }
 
 
 @router.post("/explain", response_class=Response, responses=PROBLEMS, openapi_extra=BODY)
@@ -173,10 +211,19 @@ async def explain(request: Request, label: Annotated[str | None, Query(max_lengt
     return Response(explanation.jpeg, media_type="image/jpeg", headers=headers)
 
 
-@router.post("/feedback", responses=PROBLEMS | {404: {"model": Problem}, 409: {"model": Problem}})
-async def add_feedback(request: Request, feedback: Feedback) -> dict[str, str]:
+@router.post(
+    "/feedback",
+    responses=PROBLEMS | {404: {"model": Problem}, 409: {"model": Problem}},
+    openapi_extra={"requestBody": {"content": {"application/json": {"schema": Feedback.model_json_schema()}}}},
+)
+async def add_feedback(request: Request) -> dict[str, str]:
     """Add the right class of an image that was predicted; an image has one."""
-    found = await worker_of(request).add_feedback(feedback.request_id, feedback.image, feedback.label)
+    worker = worker_of(request)
+    if not worker.settings.serve.log_requests:
+        raise HTTPException(409, "the answers of this service are not logged (serve.log_requests is false)")
+    # Not by FastAPI, which waits for a slow client without an end.
+    feedback = Feedback.model_validate_json(await arrived(request.body(), worker.settings.serve))
+    found = await worker.add_feedback(feedback.request_id, feedback.image, feedback.label)
     about = f"image {feedback.image} of request {feedback.request_id}"
     if found == "unknown":
         raise HTTPException(404, f"{about} is unknown: give the request_id of an answer of this service")
@@ -220,9 +267,7 @@ async def ready(request: Request) -> dict[str, Any]:
 async def metrics(request: Request) -> Response:
     """Return the figures of all workers for Prometheus."""
     worker = worker_of(request)
-    worker.metrics.waiting.set(worker.batches.num_waiting)
-    folder = worker.settings.metrics_folder
-    text, kind = await asyncio.to_thread(worker.metrics.text, folder if folder.is_dir() else None)
+    text, kind = await asyncio.to_thread(worker.metrics.text, worker.settings.figures)
     return Response(text, media_type=kind)
 
 
@@ -241,9 +286,9 @@ async def page_file(name: str) -> FileResponse:
     return FileResponse(PAGE / name, media_type=kinds[name])
 
 
-def _first_problem(error: RequestValidationError) -> str:
+def _first_problem(error: RequestValidationError | ValidationError) -> str:
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
+    place = ".".join(str(part) for part in first["loc"] if part not in {"query", "path"})
     return loggable(f"{place or 'the request'}: {first['msg'][:1].lower()}{first['msg'][1:]}")
 
 
@@ -255,11 +300,14 @@ def problem(status: int, sentence: str) -> JSONResponse:
 
 def create_app(settings: WorkerSettings) -> ASGIApp:
     """Return the application of a worker, behind its guard."""
+    start_logging()
     worker, serve = Worker(settings), settings.serve
 
     @asynccontextmanager
     async def running(_app: FastAPI) -> AsyncIterator[None]:
-        end_with_parent()  # Otherwise it would keep the port of a supervisor that was killed.
+        supervisor = parent_process()
+        if supervisor is not None and supervisor.pid is not None:
+            end_with_parent(supervisor.pid)  # Otherwise it would keep the port of a supervisor that was killed.
         await asyncio.to_thread(worker.start)
         try:
             yield
@@ -272,9 +320,11 @@ def create_app(settings: WorkerSettings) -> ASGIApp:
 
     sentences: dict[type[Exception], tuple[int, Callable[[Any], str]]] = {
         RequestValidationError: (400, _first_problem),
+        ValidationError: (400, _first_problem),
         ClientDisconnect: (400, lambda _error: "the client has gone"),
         TooLarge: (413, lambda _error: f"the request has more than {serve.max_megabytes} MB: {FEWER}"),
-        Overloaded: (429, lambda _error: f"more than {serve.max_waiting} images would wait: try again in a second"),
+        TooMuchAtOnce: (429, lambda _error: "too many bytes arrive at once: try again in a second"),
+        Overloaded: (429, str),
         NotReady: (503, lambda error: f"no prediction now: {error}"),
         TimeoutError: (503, lambda _error: f"no answer within {serve.request_seconds} s: too many images wait"),
         sqlite3.OperationalError: (503, lambda error: f"the feedback cannot be stored now ({error}): try again"),

@@ -6,8 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("lakevision.serve")
 
 
 class Overloaded(Exception):
-    """More images would wait than may."""
+    """More would wait than may; the message says what."""
 
 
 class NotReady(Exception):
@@ -90,7 +90,9 @@ class Batches:
         serve: ServeConfig,
         num_lanes: int,
         lineup: Callable[[], Lineup],
-        given: tuple[float, Callable[[Waiting], None]],
+        min_probability: float,
+        on_batch: Callable[[int], None],
+        on_finished: Callable[[Waiting], None],
     ) -> None:
         """Prepare the lanes.
 
@@ -98,18 +100,18 @@ class Batches:
             serve: Settings.
             num_lanes: Number of lanes.
             lineup: Returns the versions for the next batch.
-            given: Minimum probability, as in `ImageClassifier.predict`, and a function. It is called with each request
-                of which nothing is left to predict.
+            min_probability: As in `ImageClassifier.predict`.
+            on_batch: Called with the size of each batch.
+            on_finished: Called with each request of which nothing is left to predict.
         """
-        self._serve, self._lineup = serve, lineup
-        self._min_probability, self._finished = given
+        self._serve, self._lineup, self._min_probability = serve, lineup, min_probability
+        self._on_batch, self._on_finished = on_batch, on_finished
         self._changed = threading.Condition()
         self._places: deque[Place] = deque()
         self._num_arriving = 0
         self._oldest = 0.0
         self._is_closed = False
         self._counting = threading.Lock()
-        self.sizes: Callable[[int], None] = lambda _size: None
         self._lanes = [
             threading.Thread(target=self._run, args=(num_lanes,), name=f"lakevision-lane-{number}", daemon=True)
             for number in range(num_lanes)
@@ -153,11 +155,11 @@ class Batches:
             raise NotReady(self._lineup().problem)
         with self._changed:
             if len(self._places) + len(request.images) > self._serve.max_waiting:
-                raise Overloaded
+                raise Overloaded(f"more than {self._serve.max_waiting} images would wait: try again in a second")
             if not self._places:
                 self._oldest = time.monotonic()
             self._places.extend(Place(request, number) for number in range(len(request.images)))
-            self._changed.notify()
+            self._changed.notify_all()  # A request may be larger than a batch.
 
     def _run(self, num_lanes: int) -> None:
         import torch
@@ -165,15 +167,14 @@ class Batches:
         if num_lanes > 1:
             torch.set_num_threads(1)  # of this thread's computations
         while batch := self._take():
-            self.sizes(len(batch))
+            self._on_batch(len(batch))
             try:
                 self._predict(batch)
             except Exception as error:  # Of one batch: the requests of others are answered.
                 logger.exception("a batch of %d images failed", len(batch))
                 for request in requests_of(batch):
-                    with self._counting:
-                        if not request.future.done():
-                            request.future.set_exception(error)
+                    with suppress(InvalidStateError):  # It has an answer, or its client has gone.
+                        request.future.set_exception(error)
 
     def _take(self) -> list[Place]:
         """Wait for images, and return those of the next batch; none once the queue is closed and empty."""
@@ -213,16 +214,23 @@ class Batches:
                 place.request.answers[place.number] = Answered(prediction, side, own, digests[number])
             self._answer(places)
             if other is not None and (self._serve.challenger == "shadow" or side == "challenger"):
-                # After the answers: nobody waits for the other version.
-                for place, prediction in zip(places, self._predictions(other, places), strict=True):
-                    found = other.version.model.version, prediction.label
-                    place.request.answers[place.number].other = found
+                self._add_others(places, other)
         for request in requests_of(batch):
             with self._counting:  # Another lane may have other images of the request.
                 request.num_finished += sum(place.request is request for place in batch)
                 is_finished = request.num_finished == len(request.images)
             if is_finished and not request.future.cancelled():
-                self._finished(request)
+                self._on_finished(request)
+
+    def _add_others(self, places: Sequence[Place], other: Loaded) -> None:
+        """Add what the other version would have answered, after the answers: nobody waits for it."""
+        try:
+            predictions = self._predictions(other, places)
+        except Exception:  # The answers are logged without it.
+            logger.exception("version %d failed in a live test", other.version.model.version)
+            return
+        for place, prediction in zip(places, predictions, strict=True):
+            place.request.answers[place.number].other = other.version.model.version, prediction.label
 
     def _side(self, digest: str, lineup: Lineup) -> str:
         """Return the alias of the version that answers for an image: the same one each time that it comes."""
@@ -238,9 +246,9 @@ class Batches:
     def _answer(self, places: Sequence[Place]) -> None:
         """Give the requests whose images have all been predicted their answers."""
         for request in requests_of(places):
-            with self._counting:
-                if len(request.answers) == len(request.images) and not request.future.done():
-                    request.seconds = time.perf_counter() - request._began
+            if len(request.answers) == len(request.images):
+                request.seconds = time.perf_counter() - request._began
+                with suppress(InvalidStateError):  # Another lane was faster, or the client has gone.
                     request.future.set_result([request.answers[number] for number in range(len(request.images))])
 
 

@@ -29,6 +29,10 @@ class TooLarge(Exception):
     """The body of a request is larger than it may be."""
 
 
+class TooMuchAtOnce(Exception):
+    """The bodies that arrive at once are larger than they may be."""
+
+
 class Guard:
     """ASGI middleware that refuses a request with one sentence, or passes it on."""
 
@@ -49,7 +53,9 @@ class Guard:
             max_bytes: Maximum size of a body.
             note: Called with path, status and seconds of each request.
         """
-        self._app, self._hosts, self._max_bytes, self._note = app, frozenset(hosts), max_bytes, note
+        # Browsers send names in lower case, and addresses of IPv6 in brackets.
+        self._hosts = {f"[{host}]" if ":" in host.strip("[]") and host[0] != "[" else host.lower() for host in hosts}
+        self._app, self._max_bytes, self._note = app, max_bytes, note
         self._key = None if key is None else key.encode()
         self._num_bytes = 0
 
@@ -75,6 +81,8 @@ class Guard:
             self._num_bytes += size
             if num_bytes > self._max_bytes:
                 raise TooLarge
+            if self._num_bytes > MAX_AT_ONCE * self._max_bytes:
+                raise TooMuchAtOnce
             return message
 
         async def protected(message: Message) -> None:
@@ -96,7 +104,7 @@ class Guard:
         """Return the status and the sentence for a request that is refused."""
         host = headers.get("host", "")
         # A page under a foreign name could otherwise talk to a service that only this machine reaches (DNS rebinding).
-        if (name := re.sub(r":\d+$", "", host)) not in self._hosts:
+        if (name := re.sub(r":\d+$", "", host.lower())) not in self._hosts:
             return 403, f"the host name {name[:100]!r} is not one of this service: add it to serve.allowed_hosts"
         # Browsers send a form of files to any address without asking.
         origin = headers.get("origin")
@@ -107,8 +115,6 @@ class Guard:
             known = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._key)
             if not known:
                 return 401, "give the key of the service in a header: 'Authorization: Bearer KEY'"
-        if self._num_bytes > MAX_AT_ONCE * self._max_bytes:
-            return 429, "too many bytes arrive at once: try again in a second"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._max_bytes:
             return (

@@ -30,14 +30,36 @@ BUSY_SECONDS = 30.0
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rows (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, key TEXT NOT NULL, row TEXT NOT NULL, content BLOB,
-    UNIQUE (kind, key)
+    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, tables TEXT NOT NULL, key TEXT NOT NULL,
+    row TEXT NOT NULL, content BLOB, UNIQUE (kind, tables, key)
 );
-CREATE INDEX IF NOT EXISTS by_kind ON rows (kind, id);
+CREATE INDEX IF NOT EXISTS by_kind ON rows (kind, tables, id);
 CREATE TABLE IF NOT EXISTS answered (key TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS identity (name TEXT NOT NULL);
 """
-"""`rows` are those that no table has yet, and `answered` the images with feedback, for ever: it is given once."""
+"""`rows` are those that no table has yet; tables is the folder or URL of the Delta tables that they are for.
+
+`answered` are the images with feedback, for ever: it is given once.
+"""
+
+PENDING_BYTES = 64 << 20
+"""Size of the rows that are read at once, from which on the others are left for the next time: they are in memory."""
+
+
+class NewRow(NamedTuple):
+    """A row to add.
+
+    Attributes:
+        tables: Folder or URL of its tables.
+        key: Its key.
+        row: Its values, with times as text.
+        content: Content of an image, or None.
+    """
+
+    tables: str
+    key: str
+    row: Mapping[str, Any]
+    content: bytes | None = None
 
 
 class Pending(NamedTuple):
@@ -63,7 +85,8 @@ class Journal:
         # A committed row outlives the process; after a loss of power, those since the last checkpoint may be missing.
         # A write-ahead log needs memory that its processes share, which a network file system does not have.
         mode = "DELETE" if mount_of(file.parent).is_shared() else "WAL"
-        for setting in (f"journal_mode = {mode}", "synchronous = NORMAL"):
+        # The bytes of a removed image do not stay in the file.
+        for setting in (f"journal_mode = {mode}", "synchronous = NORMAL", "secure_delete = ON"):
             self._database.execute(f"PRAGMA {setting}")
         self._database.executescript(SCHEMA)
         with self._transaction() as database:
@@ -78,23 +101,22 @@ class Journal:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
+                self._database.execute("COMMIT")
+            finally:
+                if self._database.in_transaction:  # SQLite itself rolls back after some errors.
+                    self._database.execute("ROLLBACK")
 
-    def add(self, kind: Kind, rows: Sequence[tuple[str, Mapping[str, Any], bytes | None]]) -> None:
-        """Add rows, each with its key and a content; those whose key is there already are left out."""
-        values = [(kind, key, json.dumps(row), content) for key, row, content in rows]
+    def add(self, kind: Kind, rows: Sequence[NewRow]) -> None:
+        """Add rows; those whose key is there already are left out."""
         with self._transaction() as database:
-            database.executemany("INSERT OR IGNORE INTO rows (kind, key, row, content) VALUES (?, ?, ?, ?)", values)
+            _insert(database, kind, rows)
 
-    def add_feedback(self, key: str, row: Mapping[str, Any]) -> bool:
+    def add_feedback(self, row: NewRow) -> bool:
         """Add the feedback on an image; return False if there is feedback on it already."""
         with self._transaction() as database:
-            added = database.execute("INSERT OR IGNORE INTO answered VALUES (?)", (key,)).rowcount == 1
+            added = database.execute("INSERT OR IGNORE INTO answered VALUES (?)", (row.key,)).rowcount == 1
             if added:
-                database.execute("INSERT INTO rows (kind, key, row) VALUES ('feedback', ?, ?)", (key, json.dumps(row)))
+                _insert(database, "feedback", [row])
         return added
 
     def has(self, kind: Kind, key: str) -> bool:
@@ -103,17 +125,34 @@ class Journal:
             found = self._database.execute("SELECT 1 FROM rows WHERE kind = ? AND key = ?", (kind, key))
             return found.fetchone() is not None
 
-    def pending(self, kind: Kind, limit: int) -> list[Pending]:
-        """Return the oldest rows of a table that it does not have yet."""
-        query = "SELECT id, row, content FROM rows WHERE kind = ? ORDER BY id LIMIT ?"
+    def newest(self) -> dict[str, int]:
+        """Return the tables that rows are for, each with the number of the last of these."""
         with self._lock:
-            found = self._database.execute(query, (kind, limit)).fetchall()
-        return [Pending(number, json.loads(row), content) for number, row, content in found]
+            return dict(self._database.execute("SELECT tables, max(id) FROM rows GROUP BY tables").fetchall())
 
-    def remove(self, kind: Kind, up_to: int) -> None:
+    def pending(self, kind: Kind, tables: str, up_to: int) -> list[Pending]:
+        """Return the oldest rows that a table does not have yet, of PENDING_BYTES at most; it has one at least.
+
+        Args:
+            kind: Name of the table.
+            tables: Folder or URL of the tables.
+            up_to: Number of the last row.
+        """
+        query = "SELECT id, row, content FROM rows WHERE kind = ? AND tables = ? AND id <= ? ORDER BY id"
+        found: list[Pending] = []
+        size = 0
+        with self._lock:
+            for number, row, content in self._database.execute(query, (kind, tables, up_to)):
+                size += len(row) + len(content or b"")
+                if found and size > PENDING_BYTES:
+                    break
+                found.append(Pending(number, json.loads(row), content))
+        return found
+
+    def remove(self, kind: Kind, tables: str, up_to: int) -> None:
         """Remove the rows that a table has."""
         with self._transaction() as database:
-            database.execute("DELETE FROM rows WHERE kind = ? AND id <= ?", (kind, up_to))
+            database.execute("DELETE FROM rows WHERE kind = ? AND tables = ? AND id <= ?", (kind, tables, up_to))
 
     def close(self) -> None:
         """Close the database."""
@@ -121,11 +160,17 @@ class Journal:
             self._database.close()
 
 
+def _insert(database: sqlite3.Connection, kind: Kind, rows: Sequence[NewRow]) -> None:
+    values = [(kind, new.tables, new.key, json.dumps(new.row), new.content) for new in rows]
+    query = "INSERT OR IGNORE INTO rows (kind, tables, key, row, content) VALUES (?, ?, ?, ?, ?)"
+    database.executemany(query, values)
+
+
 FLUSH_SECONDS = 0.25
 """Longest time that an answer is in memory alone: SIGKILL of a worker loses no older one."""
 
-MAX_UNWRITTEN = 100_000
-"""Rows in memory while the disk is full; more are lost, and counted."""
+MAX_UNWRITTEN: dict[Kind, int] = {"requests": 100_000, "feedback": 100_000, "request_images": 200}
+"""Rows in memory while the disk is full; more are lost, and counted. Those of images have megabytes."""
 
 
 class JournalWriter:
@@ -139,7 +184,7 @@ class JournalWriter:
             on_lost: Called with a number of rows that are lost, since the disk is full for long.
         """
         self._journal, self._on_lost = journal, on_lost
-        self._rows: dict[Kind, list[tuple[str, Mapping[str, Any], bytes | None]]] = {kind: [] for kind in KINDS}
+        self._rows: dict[Kind, list[NewRow]] = {kind: [] for kind in KINDS}
         self._adding = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lakevision-journal", daemon=True)
@@ -148,12 +193,12 @@ class JournalWriter:
         """Start the thread."""
         self._thread.start()
 
-    def put(self, kind: Kind, key: str, row: Mapping[str, Any], content: bytes | None = None) -> None:
+    def put(self, kind: Kind, row: NewRow) -> None:
         """Have a row written within FLUSH_SECONDS."""
         with self._adding:
             rows = self._rows[kind]
-            rows.append((key, row, content))
-            if (too_many := len(rows) - MAX_UNWRITTEN) > 0:
+            rows.append(row)
+            if (too_many := len(rows) - MAX_UNWRITTEN[kind]) > 0:
                 del rows[:too_many]
                 self._on_lost(too_many)
 
@@ -175,7 +220,7 @@ class JournalWriter:
                 continue
             try:
                 self._journal.add(kind, rows)
-            except sqlite3.OperationalError as error:
+            except sqlite3.Error as error:
                 logger.warning("%d rows of '%s' are not in the journal yet: %s", len(rows), kind, error)
                 with self._adding:
                     self._rows[kind] = rows + self._rows[kind]

@@ -56,7 +56,8 @@ Labels = Mapping[tuple[str, int] | str, str]
 
 def label_of(image: AskedImage, labels: Labels) -> str | None:
     """Return the right label of an image, or None if it is not known."""
-    return labels.get((image.request_id, image.image)) or labels.get(image.sha256)
+    # A digest names late labels alone, which count more than feedback.
+    return labels.get(image.sha256) or labels.get((image.request_id, image.image))
 
 
 def compare_live(
@@ -84,7 +85,7 @@ def compare_live(
         )
     labels = feedback_labels(storage) | (late_labels(live.labels) if live.labels else {})
     num_compared, differences = differing(storage, champion, challenger)
-    tally = follow(outcomes(differences, labels), live.alpha)
+    tally = follow(outcomes(differences, labels)[: live.max_labels], live.alpha)
     about = sentence(tally, champion, challenger, len(differences), live)
     outcome: Any = tally.verdict
     if tally.verdict == "undecided" and tally.num_labels >= live.max_labels:
@@ -190,7 +191,9 @@ def late_labels(location: str) -> dict[tuple[str, int] | str, str]:
             rows = deltalake.DeltaTable(url, storage_options=options).to_pyarrow_table()
         else:
             with filesystem.open(root, "rb") as file:
-                rows = pyarrow.csv.read_csv(file)
+                # Classes such as 007 are texts.
+                texts = dict.fromkeys(("label", "sha256", "request_id"), pa.string())
+                rows = pyarrow.csv.read_csv(file, convert_options=pyarrow.csv.ConvertOptions(column_types=texts))
     except (OSError, pa.ArrowInvalid) as error:
         raise WrongInput(
             f"live.labels is '{location}', which cannot be read ({error})",
@@ -224,20 +227,20 @@ def live_accuracies(storage: Storage, name: str, labels: Labels) -> tuple[Versio
         pa.array(digests, pa.string())
     )
     rows = rows_of(storage, "requests", ANSWERS_ARROW, (field("model_name") == name) & has_label)
-    hits: dict[int, list[bool]] = {}
+    hits: dict[int, dict[str, bool]] = {}  # An image that came several times counts once.
     for row in rows.to_pylist():
-        label = labels.get((row["request_id"], row["image"])) or labels.get(row["sha256"])
+        label = labels.get(row["sha256"]) or labels.get((row["request_id"], row["image"]))
         if label is None:
             continue
         for version, given in ((row["model_version"], row["label"]), (row["other_version"], row["other_label"])):
             if version is not None:
-                hits.setdefault(version, []).append(composed(given or "") == composed(label))
+                hits.setdefault(version, {})[row["sha256"]] = composed(given or "") == composed(label)
     return tuple(
         VersionAccuracy(
             version=version,
             images=len(found),
-            accuracy=sum(found) / len(found),
-            interval=wilson_interval(sum(found), len(found)),
+            accuracy=sum(found.values()) / len(found),
+            interval=wilson_interval(sum(found.values()), len(found)),
         )
         for version, found in sorted(hits.items())
     )

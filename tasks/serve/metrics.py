@@ -1,7 +1,5 @@
 """The figures of a service for Prometheus, summed over its workers."""
 
-from pathlib import Path
-
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -28,22 +26,15 @@ class Metrics:
             registry=own,
         )  # fmt: skip
         self.batch = Histogram(f"{prefix}_batch_images", "Images of a batch", buckets=SIZES, registry=own)
-        self.waiting = Gauge(f"{prefix}_waiting_images", "Images that wait", registry=own, multiprocess_mode="livesum")
         self.version = Gauge(
-            f"{prefix}_version", "Loaded version by alias", ["alias"], registry=own, multiprocess_mode="livemin"
+            f"{prefix}_version", "Loaded version by alias", ["alias"], registry=own, multiprocess_mode="mostrecent"
         )
-        self.loads = Counter(f"{prefix}_loads", "Versions that were loaded, by alias", ["alias"], registry=own)
         self.lost = Counter(
             f"{prefix}_lost_rows", "Answers that were not logged, since the disk was full", registry=own
         )
         self._registry = own
 
-    def note_loaded(self, alias: str, version: int) -> None:
-        """Note that a version was loaded."""
-        self.loads.labels(alias).inc()
-        self.version.labels(alias).set(version)
-
-    def text(self, folder: Path | None) -> tuple[bytes, str]:
+    def text(self, folder: str | None) -> tuple[bytes, str]:
         """Return the figures of all workers as text, and its content type.
 
         Args:
@@ -52,5 +43,5 @@ class Metrics:
         registry = self._registry
         if folder is not None:
             registry = CollectorRegistry()
-            MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]  # it has no types
+            MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]  # it has no types
         return generate_latest(registry), CONTENT_TYPE_LATEST

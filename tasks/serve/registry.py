@@ -8,17 +8,23 @@ import time
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tasks.config.promotion import PromoteConfig
 from tasks.config.serving import ServeRun
-from tasks.errors import UserError, WrongInput
-from tasks.model_package.description import FILE_LIMITS, read_classes
+from tasks.errors import WrongInput, loggable
+from tasks.model_package.description import (
+    FILE_LIMITS,
+    WEIGHTS_FILE,
+    InvalidPackage,
+    file_sha256,
+    read_classes,
+    read_description,
+)
 from tasks.predict.champion import champion_of, translate_invalid
 from tasks.predict.scoring import check_settings
 from tasks.refs import ModelRef
 from tasks.registry.aliases import CHALLENGER
 from tasks.serve.served import Served, ServedVersion
 from tasks.spark.session import NeedsSpark, try_without_spark
-from tasks.storage import Storage, resolve_storage
+from tasks.storage import Storage
 from tasks.system.home import PRIVATE_FOLDER
 from tasks.tables.chosen import chosen_tables
 from tasks.tracking.classifier_files import fetch_registered
@@ -27,8 +33,16 @@ from tasks.tracking.server import reachable
 
 logger = logging.getLogger("lakevision.serve")
 
+ONLY_SPARK = (
+    "only Spark can read the tables, and a service does not start it: set promote.model_name, or start it by the flow "
+    "serve"
+)
+
 NUM_KEPT = 4
 """Packages that stay in the home: those of both aliases, and of both before a promotion, which a rollback needs."""
+
+UNUSED = 3600.0
+"""Seconds after its last use from which on a package may be removed."""
 
 
 def check_servable(run: ServeRun, storage: Storage) -> ModelRef:
@@ -57,6 +71,8 @@ def fetch_package(model: ModelRef, storage: Storage) -> ServedVersion:
     # The number of a version is used again after its model was deleted.
     digest = hashlib.sha256(f"{model.name}|{model.version}|{model.run_id}".encode()).hexdigest()[:16]
     folder = parent / digest
+    if folder.is_dir() and not _is_whole(folder):
+        shutil.rmtree(folder)
     if not folder.is_dir():
         partial = Path(mkdtemp(prefix=f"{digest}-", dir=parent))
         try:
@@ -67,7 +83,15 @@ def fetch_package(model: ModelRef, storage: Storage) -> ServedVersion:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     folder.touch()
-    return ServedVersion(model=model, folder=str(folder))
+    return ServedVersion(model=model, folder=str(folder), tables=storage.tables)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether the weights in a folder are those of its description; a loss of power may have cut them."""
+    try:
+        return file_sha256(folder / WEIGHTS_FILE) == read_description(folder).weights_sha256
+    except (InvalidPackage, OSError):
+        return False
 
 
 class RegistryWatch:
@@ -80,63 +104,62 @@ class RegistryWatch:
             run: Parameters of the service.
             file: File of `Served`.
         """
-        self._run, self._file = run, file
-        self._name = run.promote.model_name
-        self._served = Served.read(file)
+        self._run, self._file, self._served = run, file, Served.read(file)
+        self._chosen: tuple[str, Storage] | None = None
 
     def look(self) -> None:
         """Name the versions that have the aliases now. If the registry is away, those of before stay."""
         before = self._served
         try:
             found = self._find()
-        except UserError as error:
-            found = before.model_copy(update={"problem": str(error)})
+        except NeedsSpark:
+            found = before.model_copy(update={"problem": ONLY_SPARK})
+        except Exception as error:  # Whatever it is, workers answer with what they have, and say the problem.
+            found = before.model_copy(update={"problem": loggable(error) or type(error).__name__})
         if found != before:
             found.write(self._file)
             self._served = found
             (logger.warning if found.problem else logger.info)("%s", found.problem or _about(found))
 
     def _find(self) -> Served:
-        run = self._run
-        if self._name is None:
-            storage = chosen_tables(run.storage)
-            try:
-                champion = champion_of(run.promote, run.predict.alias, storage)
-            except NeedsSpark:
-                raise WrongInput(
-                    f"only Spark can read '{storage.tables}', and a service does not start it",
-                    setting="promote.model_name",
-                    way_out="set promote.model_name, or start it by the flow serve",
-                ) from None
-            self._name = champion.name  # The model stays, whatever tables are the newest later.
-        else:
-            storage = resolve_storage(run.storage)
-            champion = champion_of(PromoteConfig(model_name=self._name), run.predict.alias, storage)
-        challenger = None
+        run, problem, challenger = self._run, "", None
+        # Once: model and tables stay, whatever tables are the newest in the home later.
+        name, storage = self._chosen or (run.promote.model_name, chosen_tables(run.storage))
+        champion = champion_of(run.promote.model_copy(update={"model_name": name}), run.predict.alias, storage)
+        self._chosen = champion.name, storage
         if run.serve.challenger != "off":
-            with reachable(storage):
-                challenger = model_with_alias(storage, champion.name, CHALLENGER)
+            try:
+                with reachable(storage):
+                    found = model_with_alias(storage, champion.name, CHALLENGER)
+                if found is not None and found != champion:
+                    challenger = self._version(found, self._served.challenger, storage)
+            except WrongInput as error:
+                problem = str(error)
         served = Served(
-            champion=self._version(champion, self._served.champion, storage),
-            challenger=self._version(challenger, self._served.challenger, storage)
-            if challenger is not None and challenger != champion
-            else None,
+            champion=self._version(champion, self._served.champion, storage), challenger=challenger, problem=problem
         )
         remove_packages(storage)
         return served
 
     @staticmethod
     def _version(model: ModelRef, before: ServedVersion | None, storage: Storage) -> ServedVersion:
-        is_same = before is not None and before.model == model and Path(before.folder).is_dir()
-        return before if is_same and before is not None else fetch_package(model, storage)
+        if (
+            before is None
+            or (before.model, before.tables) != (model, storage.tables)
+            or not Path(before.folder).is_dir()
+        ):
+            return fetch_package(model, storage)
+        Path(before.folder).touch()
+        return before
 
 
 def remove_packages(storage: Storage) -> None:
-    """Remove the packages that were used the longest time ago, but NUM_KEPT of them."""
-    folders = (Path(storage.home) / "serve" / "models").iterdir()
-    used = sorted((folder.stat().st_mtime, folder) for folder in folders if "-" not in folder.name)
-    for at, folder in used[:-NUM_KEPT]:
-        if time.time() - at > 60:  # A worker may still be loading it.
+    """Remove the packages that no service has used for an hour, but the last NUM_KEPT of them, and partial ones."""
+    found = sorted((folder.stat().st_mtime, folder) for folder in (Path(storage.home) / "serve" / "models").iterdir())
+    whole = [(at, folder) for at, folder in found if "-" not in folder.name]
+    partial = [(at, folder) for at, folder in found if "-" in folder.name]
+    for at, folder in [*partial, *whole[:-NUM_KEPT]]:
+        if time.time() - at > UNUSED:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import deltalake
 import pyarrow as pa
@@ -30,21 +30,10 @@ SCHEMAS: dict[Kind, pa.Schema] = {
     "feedback": FEEDBACK_ARROW,
     "request_images": REQUEST_IMAGES_ARROW,
 }
-MAX_ROWS: dict[Kind, int] = {"requests": 20_000, "feedback": 20_000, "request_images": 500}
-"""Rows of a commit: those of images have their content."""
-
 PARTITION = ("day",)
 
 VACUUM_HOURS = 24
 """Hours after its removal from the table for which the file of an image stays, for readers of an older version."""
-
-
-class Moved(NamedTuple):
-    """Numbers of rows that were moved to the tables."""
-
-    requests: int = 0
-    feedback: int = 0
-    request_images: int = 0
 
 
 def journal_file(storage: Storage) -> Path:
@@ -68,11 +57,11 @@ def check_tables(storage: Storage) -> None:
         ) from None
 
 
-def move_rows(journal: Journal, storage: Storage) -> Moved:
-    """Move the rows of a journal to the Delta tables, which are created if they are missing.
+def move_rows(journal: Journal, storage: Storage) -> None:
+    """Move the rows of a journal to their Delta tables, which are created if they are missing.
 
-    A commit names the last row that it has, as a transaction of the journal. So after a kill before the rows are
-    removed from the journal, they are not added again.
+    Rows that come meanwhile are left for the next time: each commit is a file. It names the last row that it has, as a
+    transaction of the journal. So after a kill before the rows are removed from the journal, they are not added again.
 
     Raises:
         DiskFull: The disk is full; the rows stay in the journal.
@@ -80,21 +69,20 @@ def move_rows(journal: Journal, storage: Storage) -> Moved:
     """
     # One process at a time moves rows, so that each sees the other's transaction.
     with exclusive_lock(str(journal_file(storage))):
-        return Moved(**{kind: _move(journal, kind, storage) for kind in KINDS})
+        for tables, newest in journal.newest().items():
+            for kind in KINDS:
+                _move(journal, kind, storage.model_copy(update={"tables": tables}), newest)
 
 
-def _move(journal: Journal, kind: Kind, storage: Storage) -> int:
-    path, moved = storage.table(kind), 0
-    transaction = f"lakevision-{kind}-{journal.identity}"
-    while pending := journal.pending(kind, MAX_ROWS[kind]):
+def _move(journal: Journal, kind: Kind, storage: Storage, newest: int) -> None:
+    path, transaction = storage.table(kind), f"lakevision-{kind}-{journal.identity}"
+    while pending := journal.pending(kind, storage.tables, newest):
         last, known = pending[-1].id, _last_moved(path, transaction)
         rows = [_typed(row.row, row.content, SCHEMAS[kind]) for row in pending if row.id > known]
         if rows:
             with write_access(path), translate_disk_full(path, storage.home):
                 append_rows(path, pa.Table.from_pylist(rows, SCHEMAS[kind]), None, PARTITION, (transaction, last))
-        journal.remove(kind, last)
-        moved += len(rows)
-    return moved
+        journal.remove(kind, storage.tables, last)
 
 
 def _typed(row: dict[str, Any], content: bytes | None, schema: pa.Schema) -> dict[str, Any]:

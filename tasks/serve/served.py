@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
-from tasks.model_package.description import InvalidPackage, check_unknown, check_unsure
+from tasks.model_package.description import check_unknown, check_unsure
 from tasks.refs import ModelRef, Ref
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lakevision.serve")
 
 JUST_STARTED = "the service has just started"
+
+START_SECONDS = 120.0
+"""Longest time in which a worker accepts no request, since it has no version yet."""
 
 LOOK_SECONDS = 0.3
 """Interval at which a worker looks at the file of the supervisor."""
@@ -32,6 +35,8 @@ class ServedVersion(Ref):
 
     model: ModelRef
     folder: str
+    tables: str
+    """Folder or URL of the tables that its answers are logged in."""
 
 
 class Served(Ref):
@@ -110,7 +115,7 @@ class ServedModels:
         Until then another worker, which is ready, accepts the requests. Without a champion, all of them refuse.
         """
         self._thread.start()
-        self._is_settled.wait()
+        self._is_settled.wait(START_SECONDS)
 
     def end(self) -> None:
         """End the thread after the load that it does now: at the end of the process it would be in C++ code."""
@@ -144,17 +149,19 @@ class ServedModels:
         """Return a version in memory, and why it is not the wanted one."""
         if wanted is None or (now is not None and now.version == wanted):
             return now, ""
-        if wanted.folder not in self._failed:
+        if (problem := self._failed.get(wanted.folder)) is None:
             try:
                 loaded = self._load(wanted)
-            except (InvalidPackage, ValueError, OSError) as error:
-                self._failed[wanted.folder] = f"version {wanted.model.version} is not used: {error}"
-                logger.error("%s", self._failed[wanted.folder])  # noqa: TRY400  # the sentence says it all
+            except Exception as error:  # Also of a device. The version of the other alias is served all the same.
+                problem = f"version {wanted.model.version} is not used: {error}"
+                logger.error("%s", problem)  # noqa: TRY400  # the sentence says it all
+                if isinstance(error, ValueError):  # Other errors may pass, as of a disk: it is tried again.
+                    self._failed[wanted.folder] = problem
             else:
                 self._on_loaded(alias, wanted.model.version)
                 logger.info("%s: %s version %d", alias, wanted.model.name, wanted.model.version)
                 return loaded, ""
-        return now, self._failed[wanted.folder]
+        return now, problem
 
     def _load(self, wanted: ServedVersion) -> Loaded:
         """Load a version, and predict an image once, which the first request would otherwise wait for."""

@@ -16,10 +16,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from uvicorn import Config
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from tasks.config.serving import ServeRun
@@ -28,13 +29,13 @@ from tasks.errors import UserError, WrongInput, explain
 from tasks.serve.app import create_app
 from tasks.serve.journal import Journal
 from tasks.serve.request_log import journal_file, move_rows, remove_old_images
+from tasks.serve.served import Served
 from tasks.serve.service import check_settings
-from tasks.serve.worker import WorkerSettings
+from tasks.serve.worker import WorkerSettings, start_logging
 from tasks.storage import Storage, resolve_storage
-from tasks.system.home import PRIVATE_FOLDER, check_home, make_home
+from tasks.system.home import PRIVATE_FOLDER, check_home, make_home, make_private_folder
 from tasks.system.listening import BACKLOG, listen
 from tasks.system.signals import end_with_parent
-from tasks.tables.chosen import chosen_tables
 
 if TYPE_CHECKING:
     from tasks.serve.registry import RegistryWatch
@@ -54,18 +55,13 @@ HUNG_SECONDS = 120
 
 
 class Supervisor(Multiprocess):
-    """The workers of a service. A worker that ends is replaced, and a worker that cannot start ends the service.
+    """The workers of a service. A worker that ends is replaced, and a worker that cannot start ends the service."""
 
-    Attributes:
-        has_failed: Whether a worker could not start.
-    """
-
-    has_failed = False
-
-    def keep_subprocess_alive(self) -> None:
-        """Replace workers that have ended, except where one could not start."""
-        super().keep_subprocess_alive()
-        self.has_failed |= self.should_exit.is_set() and any(process.exitcode for process in self.processes)
+    def terminate_all(self) -> None:
+        """End the workers; a connection that comes meanwhile is refused, and does not wait for nobody."""
+        for listening in self.sockets:
+            listening.close()
+        super().terminate_all()
 
 
 class Repeated(threading.Thread):
@@ -102,13 +98,13 @@ def service_folder(run: ServeRun, storage: Storage) -> Path:
     return Path(storage.home) / "serve" / f"{run.serve.port}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
-def serve(run: ServeRun, descriptor: int | None, *, with_parent: bool) -> int:
+def serve(run: ServeRun, descriptor: int | None, parent: int | None) -> int:
     """Serve until a signal is received, and return the exit code.
 
     Args:
         run: Parameters.
         descriptor: Inherited socket that listens already; None to listen here.
-        with_parent: Whether the service ends when the process that started it has ended.
+        parent: Process id of the process with which the service ends; None: with none.
 
     Raises:
         WrongInput: As `check_settings`, or the port is in use, or the home cannot be written.
@@ -122,16 +118,19 @@ def serve(run: ServeRun, descriptor: int | None, *, with_parent: bool) -> int:
     else:
         listening = socket.socket(fileno=descriptor)
     folder = service_folder(run, storage)
-    settings = WorkerSettings(serve=run.serve, predict=run.predict, storage=storage, folder=str(folder))
-    shutil.rmtree(settings.metrics_folder, ignore_errors=True)
-    settings.metrics_folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    served, figures = folder / "served.json", figures_folder(folder)
+    settings = WorkerSettings(
+        serve=run.serve, predict=run.predict, storage=storage, served=str(served), figures=str(figures)
+    )
     # Read by prometheus-client, and by the C library, when a worker starts.
-    os.environ.update(worker_memory() | {"PROMETHEUS_MULTIPROC_DIR": str(settings.metrics_folder)})
-    beside = [Repeated("registry", LOOK_SECONDS, _look(run, settings.served_file))]
-    log = RequestLog(run, open_journal(storage)) if run.serve.log_requests else None
-    if log is not None:
-        beside.append(Repeated("request log", MOVE_SECONDS, log.move))
-        beside.append(Repeated("kept images", OLD_IMAGES_SECONDS, log.remove_old_images))
+    os.environ.update(worker_memory() | {"PROMETHEUS_MULTIPROC_DIR": str(figures)})
+    beside = [Repeated("registry", LOOK_SECONDS, _look(run, served))]
+    journal = open_journal(storage) if run.serve.log_requests else None
+    if journal is not None:
+        days = run.serve.keep_image_days
+        beside.append(Repeated("request log", MOVE_SECONDS, partial(move_rows, journal, storage)))
+        beside.append(Repeated("kept images", OLD_IMAGES_SECONDS, partial(_remove_old_images, served, storage, days)))
     supervisor = Supervisor(
         Config(
             partial(create_app, settings),
@@ -147,32 +146,37 @@ def serve(run: ServeRun, descriptor: int | None, *, with_parent: bool) -> int:
         ),
         [listening],
     )
-    if with_parent:
-        end_with_parent()
+    if parent is not None:
+        end_with_parent(parent)
     for each in beside:
         each.start()
     logger.info("the service listens on http://%s:%d", run.serve.host, run.serve.port)
     supervisor.run()
     for each in beside:
         each.end()
-    if log is not None:
-        log.move()
-    return int(supervisor.has_failed)
+    if journal is not None:
+        move_rows(journal, storage)
+    shutil.rmtree(figures, ignore_errors=True)
+    return int(any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes))
 
 
-class RequestLog(NamedTuple):
-    """The request log of a service, with the tables of each move: `make up` may start before the first tables."""
+def figures_folder(folder: Path) -> Path:
+    """Return an empty folder in memory for the figures of a service's workers, who map its files.
 
-    run: ServeRun
-    journal: Journal
+    On a full disk, a worker would be killed by its first write to such a file.
+    """
+    memory = Path("/dev/shm")  # noqa: S108  # for its owner only, as `make_private_folder` checks
+    found = memory / f"lakevision-{os.geteuid()}-{folder.name}" if memory.is_dir() else folder / "figures"
+    make_private_folder(found)
+    for file in found.iterdir():
+        file.unlink()
+    return found
 
-    def move(self) -> None:
-        """Move the journal's rows to the tables."""
-        move_rows(self.journal, chosen_tables(self.run.storage))
 
-    def remove_old_images(self) -> None:
-        """Remove the images that are kept no longer."""
-        remove_old_images(chosen_tables(self.run.storage), self.run.serve.keep_image_days)
+def _remove_old_images(served: Path, storage: Storage, days: int) -> None:
+    champion = Served.read(served).champion
+    if champion is not None:
+        remove_old_images(storage.model_copy(update={"tables": champion.tables}), days)
 
 
 def open_journal(storage: Storage) -> Journal:
@@ -186,9 +190,9 @@ def open_journal(storage: Storage) -> Journal:
     try:
         return Journal(file)
     except sqlite3.DatabaseError as error:
-        raise WrongInput(
-            f"the journal '{file}' cannot be opened ({error})", way_out="move it away; a new one is made"
-        ) from None
+        is_damaged = not isinstance(error, sqlite3.OperationalError)
+        way_out = "move it away; a new one is made" if is_damaged else "free space on the disk, or end what holds it"
+        raise WrongInput(f"the journal '{file}' cannot be opened ({error})", way_out=way_out) from None
 
 
 def _look(run: ServeRun, file: Path) -> Callable[[], None]:
@@ -210,13 +214,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", maxsplit=1)[0])
     parser.add_argument("parameters", nargs="?", default="{}", help="parameters of the flow serve, as JSON")
     parser.add_argument("--fd", type=int, help="file descriptor of an inherited socket that already listens")
-    parser.add_argument("--with-parent", action="store_true", help="end when the process that started it has ended")
+    parser.add_argument("--parent", type=int, help="id of the process that starts it, with which it ends")
     options = parser.parse_args(arguments)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
-    logging.getLogger("lakevision").setLevel(logging.INFO)
+    start_logging()
     try:
         run = ServeRun.model_validate_json(options.parameters)
-        return serve(run, options.fd, with_parent=options.with_parent)
+        return serve(run, options.fd, options.parent)
     except (WrongInput, ValidationError) as error:
         print(f"serve: {explain(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         return 2

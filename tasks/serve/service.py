@@ -9,13 +9,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tasks.config.serving import ServeRun
-from tasks.environment import API_KEY, api_key
+from tasks.environment import API_KEY, api_key, without_prefect_login
 from tasks.errors import WrongInput
 from tasks.serve.request_log import check_tables
 from tasks.storage import Storage
@@ -36,7 +36,7 @@ MAX_FAILED = 5
 TIMEOUT_SECONDS = 10.0
 
 END_SECONDS = 30.0
-"""Time for answers to what waits, and for the rest of the log, before a service is killed."""
+"""Time for the rest of the log after the last answers, before a service is killed."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,6 +86,7 @@ class Service(NamedTuple):
         until, failed = None if seconds is None else time.monotonic() + seconds, 0
         while until is None or time.monotonic() < until:
             self.check_alive()
+            rotate(self.log)
             failed = 0 if self.answers("/health") else failed + 1
             if failed >= MAX_FAILED:
                 raise ServiceFailed(f"{self.url} has not answered {failed} times; '{self.log}' has its output")
@@ -114,15 +115,12 @@ def check_settings(run: ServeRun, storage: Storage) -> None:
 
 
 @contextmanager
-def running_service(
-    run: ServeRun, storage: Storage, while_waiting: Callable[[], None] = lambda: None
-) -> Iterator[Service]:
+def running_service(run: ServeRun, storage: Storage) -> Iterator[Service]:
     """Run a service for the block, which begins when it is ready.
 
     Args:
         run: Its parameters.
         storage: Its storage.
-        while_waiting: Called repeatedly until it is ready.
 
     Raises:
         WrongInput: The port is in use.
@@ -137,10 +135,11 @@ def running_service(
     # Before the imports of the service, which take seconds.
     with listen(run.serve.port, "the service", "set serve.port to a free port", run.serve.host) as listening:
         command = [sys.executable, "-m", "tasks.serve.server", json.dumps(given.model_dump(exclude_defaults=True))]
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             process = subprocess.Popen(
-                [*command, "--fd", str(listening.fileno()), "--with-parent"],
+                [*command, "--fd", str(listening.fileno()), "--parent", str(os.getpid())],
                 cwd=ROOT,
+                env=without_prefect_login(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -155,20 +154,19 @@ def running_service(
             service.check_alive()
             if time.monotonic() > until:
                 raise ServiceFailed(f"{service.url} is not ready after {START_SECONDS:.0f} s; see '{log}'")
-            while_waiting()
             time.sleep(0.2)
         yield service
     finally:
-        end(process)
+        end(process, run.serve.request_seconds + END_SECONDS)
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a service and its workers: in order, then whatever is left."""
+def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """End a service and its workers: in order, and after so many seconds whatever is left."""
     process.terminate()
     try:
-        process.wait(END_SECONDS)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
-        logger.warning("the service did not end within %.0f s: it is killed", END_SECONDS)
+        logger.warning("the service did not end within %.0f s: it is killed", seconds)
     finally:
         with suppress(ProcessLookupError):  # All of them have ended.
             os.killpg(process.pid, signal.SIGKILL)

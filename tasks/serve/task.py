@@ -61,7 +61,10 @@ def live_markdown(report: LiveReport) -> str:
             for one in report.accuracies
         ]
         parts += ["## Accuracy on images with a label", markdown_table(["version", "accuracy", "95 %", "images"], rows)]
-        parts += ["Labels of mistakes alone, as users report them, make it too low."]
+        parts += [
+            "Labels of mistakes alone, or of images on which the versions differ, make it too low: label a random "
+            "sample to know it."
+        ]
     if report.asked:
         rows = [
             [

@@ -1,6 +1,7 @@
 """A worker of a service: versions, batches, request log and explanations, which the application's paths use."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.serving import ServeConfig
 from tasks.refs import Ref
 from tasks.serve.batches import Answered, Batches, NotReady, Overloaded, Waiting
-from tasks.serve.journal import FLUSH_SECONDS, Journal, JournalWriter
+from tasks.serve.journal import FLUSH_SECONDS, Journal, JournalWriter, NewRow
 from tasks.serve.metrics import Metrics
 from tasks.serve.request_log import has_request, journal_file
 from tasks.serve.served import Loaded, ServedModels
@@ -33,18 +34,10 @@ class WorkerSettings(Ref):
     serve: ServeConfig
     predict: PredictConfig
     storage: Storage
-    folder: str
-    """Folder of the service in the home, with the file of the served versions."""
-
-    @property
-    def served_file(self) -> Path:
-        """File of the served versions."""
-        return Path(self.folder) / "served.json"
-
-    @property
-    def metrics_folder(self) -> Path:
-        """Folder of the figures of all workers."""
-        return Path(self.folder) / "metrics"
+    served: str
+    """File of the served versions."""
+    figures: str | None = None
+    """Folder of the figures of all workers; None for those of this one."""
 
 
 class Worker:
@@ -55,16 +48,21 @@ class Worker:
         self.settings, serve = settings, settings.serve
         self.metrics = Metrics()
         self.models = ServedModels(
-            settings.served_file,
+            Path(settings.served),
             settings.predict.min_probability,
             settings.predict.unknown_rate,
-            self.metrics.note_loaded,
+            lambda alias, version: self.metrics.version.labels(alias).set(version),
         )
         # On a GPU, one lane computes while another one decodes.
         num_lanes = 2 if gpu_names() else max(1, num_cores() // serve.num_workers)
-        given = settings.predict.min_probability, self._log
-        self.batches = Batches(serve, num_lanes, lambda: self.models.lineup, given)
-        self.batches.sizes = self.metrics.batch.observe
+        self.batches = Batches(
+            serve,
+            num_lanes,
+            lambda: self.models.lineup,
+            settings.predict.min_probability,
+            self.metrics.batch.observe,
+            self._log,
+        )
         self._journal: Journal | None = None
         self._writer: JournalWriter | None = None
         self._explainers: dict[str, Explainer] = {}
@@ -111,34 +109,37 @@ class Worker:
             self.metrics.images.labels(answer.model.version.model.version, known).inc()
             if self._writer is None:
                 continue
-            row = answer_row(request, number, answer)
+            row, tables = answer_row(request, number, answer), answer.model.version.tables
             if self.settings.serve.keep_images and not answer.prediction.error:
                 kept = {"day": row["day"], "sha256": answer.sha256}
-                self._writer.put("request_images", f"{row['day']} {answer.sha256}", kept, request.images[number])
-            self._writer.put("requests", f"{request.request_id} {number}", row)
+                key, content = f"{row['day']} {answer.sha256}", request.images[number]
+                self._writer.put("request_images", NewRow(tables, key, kept, content))
+            self._writer.put("requests", NewRow(tables, f"{request.request_id} {number}", row))
 
     async def add_feedback(self, request_id: str, image: int, label: str) -> str:
         """Add the right label of an image; return `added`, `known` if it has one already, or `unknown` for no image.
 
         Raises:
-            NotReady: Answers are not logged.
+            NotReady: No version is loaded, whose tables have the answers.
         """
-        if self._journal is None:
-            raise NotReady("answers are not logged (serve.log_requests is false), so feedback has no answer to name")
+        champion, journal = self.models.lineup.champion, self._journal
+        if champion is None or journal is None:
+            raise NotReady(self.models.lineup.problem)
+        storage = self.settings.storage.model_copy(update={"tables": champion.version.tables})
         key = f"{request_id} {image}"
+
+        def has_answer() -> bool:
+            return journal.has("requests", key) or has_request(storage, request_id, image)
+
         # The worker that answered may not have written it yet.
         until = time.monotonic() + 4 * FLUSH_SECONDS
-        while not await asyncio.to_thread(self._has_answer, key, request_id, image):
+        while not await asyncio.to_thread(has_answer):
             if time.monotonic() > until:
                 return "unknown"
             await asyncio.sleep(FLUSH_SECONDS)
         given_at = datetime.now(UTC).isoformat()
         row = {"day": request_id[:10], "request_id": request_id, "image": image, "label": label, "given_at": given_at}
-        return "added" if await asyncio.to_thread(self._journal.add_feedback, key, row) else "known"
-
-    def _has_answer(self, key: str, request_id: str, image: int) -> bool:
-        assert self._journal is not None, "answers are logged"
-        return self._journal.has("requests", key) or has_request(self.settings.storage, request_id, image)
+        return "added" if await asyncio.to_thread(journal.add_feedback, NewRow(storage.tables, key, row)) else "known"
 
     async def explain(self, content: bytes, label: str | None) -> "tuple[Loaded, Explanation]":
         """Return the champion, and its explanation of an image.
@@ -153,11 +154,12 @@ class Worker:
         if model is None:
             raise NotReady(self.models.lineup.problem)
         if self._num_explaining >= MAX_EXPLAINING:
-            raise Overloaded
+            raise Overloaded(f"more than {MAX_EXPLAINING} images would wait for a heat map: try again in a second")
         self._num_explaining += 1
         try:
-            loop = asyncio.get_running_loop()
-            return model, await loop.run_in_executor(self._explaining, self._explain, model, content, label)
+            async with asyncio.timeout(self.settings.serve.request_seconds):
+                loop = asyncio.get_running_loop()
+                return model, await loop.run_in_executor(self._explaining, self._explain, model, content, label)
         finally:
             self._num_explaining -= 1
 
@@ -195,32 +197,12 @@ def answer_row(request: Waiting, number: int, answer: Answered) -> dict[str, Any
     }
 
 
-def answer_json(request_id: str, names: Sequence[str], answers: Sequence[Answered], top_k: int) -> dict[str, Any]:
-    """Return the answer to a request as JSON values."""
-    return {
-        "request_id": request_id,
-        "model": answers[0].model.version.model.name,
-        "predictions": [
-            {
-                "image": number,
-                "name": name,
-                "model_version": answer.model.version.model.version,
-                "label": answer.prediction.label,
-                "probability": answer.prediction.probability,
-                "top": [
-                    {"label": label, "probability": probability}
-                    for label, probability in zip(
-                        answer.prediction.top_labels[:top_k], answer.prediction.top_probabilities[:top_k], strict=True
-                    )
-                ],
-                "unknown_score": answer.prediction.unknown_score,
-                "error": answer.prediction.error,
-            }
-            for number, (name, answer) in enumerate(zip(names, answers, strict=True))
-        ],
-    }
-
-
 def new_request_id() -> str:
     """Return the id of a request, which begins with its day."""
     return f"{datetime.now(UTC):%Y-%m-%d}-{uuid4().hex}"
+
+
+def start_logging() -> None:
+    """Let this process log the service's lines to stderr."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("lakevision.serve").setLevel(logging.INFO)

@@ -75,9 +75,12 @@ WATCH_SECONDS = 1.0
 """Interval of the looks of `end_with_parent`."""
 
 
-def end_with_parent() -> None:
-    """Send this process SIGTERM when its parent has ended, whatever ended it; return at once."""
-    parent = os.getppid()
+def end_with_parent(parent: int) -> None:
+    """Send this process SIGTERM when its parent has ended, whatever ended it; return at once.
+
+    Args:
+        parent: Process id of the parent, which may have ended already.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

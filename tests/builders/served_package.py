@@ -21,9 +21,10 @@ def write_package(folder: Path, seed: int, thresholds: tuple[float, ...] | None 
     return folder
 
 
-def version(folder: Path, number: int) -> ServedVersion:
+def version(folder: Path, number: int, tables: str = "/tables") -> ServedVersion:
     """Return the package in a folder as this version of the model `photos`."""
-    return ServedVersion(model=ModelRef(name="photos", version=number, run_id=f"run{number}"), folder=str(folder))
+    model = ModelRef(name="photos", version=number, run_id=f"run{number}")
+    return ServedVersion(model=model, folder=str(folder), tables=tables)
 
 
 def name_versions(file: Path, champion: ServedVersion | None, challenger: ServedVersion | None = None) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import psutil
+from PIL import Image
 
 from tasks.config.serving import ServeRun
 from tasks.model_package.description import FILE_LIMITS
@@ -17,6 +20,7 @@ from tasks.serve.service import Service, running_service
 from tasks.storage import Storage
 from tasks.system.listening import free_port
 from tasks.tracking import models
+from tests.builders.image_bytes import encoded
 from tests.builders.untrained_model import log_run
 
 NAME = "photos"
@@ -54,12 +58,14 @@ class Clients:
 
     Attributes:
         answers: Time of the monotonic clock and version of each answer.
+        ids: Time of the monotonic clock of the answer to each request, by its id.
         failures: What else came.
     """
 
     url: str
     content: bytes
     answers: list[tuple[float, int]] = field(default_factory=list)
+    ids: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -71,13 +77,14 @@ class Clients:
                     headers = {"Content-Type": "image/png"}
                     answer = client.post(f"{self.url}/predict?top_k=1", content=self.content, headers=headers)
                     answer.raise_for_status()
-                    version = answer.json()["predictions"][0]["model_version"]
-                    self.answers.append((time.monotonic(), version))
+                    found = answer.json()
+                    self.ids[found["request_id"]] = time.monotonic()
+                    self.answers.append((time.monotonic(), found["predictions"][0]["model_version"]))
                 except httpx.HTTPError as error:
                     self.failures.append(repr(error))
 
     def wait_for(self, version: int, seconds: float, since: float) -> float:
-        """Wait until the last 20 answers are of a version; return the seconds since then of the last other one."""
+        """Wait until the last 20 answers are of a version; return how late the last other one was (s)."""
         latest = time.monotonic() + seconds
         while time.monotonic() < latest:
             last = [found for _at, found in self.answers[-20:]]
@@ -108,3 +115,22 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < latest, "the condition does not hold"
         time.sleep(0.05)
+
+
+def picture(seed: int = 1) -> bytes:
+    """Return a PNG of noise, wider than high."""
+    return encoded(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 60, 3), dtype=np.uint8)), "PNG")
+
+
+def workers(running: Service) -> list[psutil.Process]:
+    """Return the workers of a service."""
+    children = psutil.Process(running.process.pid).children()
+    return [child for child in children if "spawn_main" in " ".join(command_of(child))]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; none of a process that has ended."""
+    try:
+        return list(process.cmdline())
+    except psutil.Error:  # It has ended.
+        return []

@@ -159,9 +159,10 @@ def test_a_worse_challenger_is_found_and_nothing_changes(storage: Storage, versi
     """Nor does a test without a decision, which ends."""
     log(storage, [answer(number, "ant", "bee") for number in range(30)])
     label(storage, {number: "none" if number < 3 else "ant" for number in range(30)})
-    worse, ended = compare(storage), compare(storage, max_labels=3, alpha=1e-9)
+    worse, ended = compare(storage), compare(storage, max_labels=3)
 
     assert (worse.outcome, worse.num_better) == ("worse", 0)
+    assert ended.num_labels == 3
     assert "version 2 of 'photos' is worse than version 1" in worse.line
     assert ended.outcome == "ended"
     assert "is not shown to be better after live.max_labels 3" in ended.line
@@ -177,6 +178,28 @@ def test_a_user_decides_where_the_settings_say_so(storage: Storage, versions: tu
 
     assert (human.outcome, compare(storage, decide=False).outcome) == ("better", "better")
     assert models.model_with_alias(storage, NAME, "champion") == versions[0]
+
+
+def test_a_test_that_has_ended_promotes_nothing(storage: Storage, versions: tuple[ModelRef, ModelRef]) -> None:
+    """Later labels do not count, however many there are at once."""
+    log(storage, [answer(number, "ant", "bee") for number in range(12)])
+    label(storage, dict.fromkeys(range(12), "bee"))
+
+    assert compare(storage, max_labels=3).outcome == "ended"
+    assert models.model_with_alias(storage, NAME, "champion") == versions[0]
+
+
+def test_late_labels_are_texts_and_count_more_than_feedback(
+    storage: Storage, versions: tuple[ModelRef, ModelRef], tmp_path: Path
+) -> None:
+    """A class 007 stays a text, and an expert corrects a user."""
+    log(storage, [answer(number, "007", "008") for number in range(12)])
+    label(storage, dict.fromkeys(range(12), "008"))
+    file = tmp_path / "labels.csv"
+    file.write_text("sha256,label\n" + "".join(f"{number:064x},007\n" for number in range(12)))
+    report = compare(storage, labels=str(file))
+
+    assert (report.outcome, report.num_better) == ("worse", 0)
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv by digest", "delta"])

@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tasks.etl.ingest import ingest_images
 from tasks.maintenance.maintain import RETENTION_CHECK, maintain_table, maintain_tables
 from tasks.refs import TableRef
 from tasks.schema import PREDICTIONS_ARROW, PREDICTIONS_PARTITION, PREDICTIONS_PROPERTIES
-from tasks.serve.journal import Journal
+from tasks.serve.journal import Journal, NewRow
 from tasks.serve.request_log import journal_file, move_rows
 from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage, resolve_storage
@@ -386,13 +387,12 @@ def test_the_request_log_is_compacted_and_still_knows_its_rows(
     journal_file(storage).parent.mkdir(parents=True)
     journal = Journal(journal_file(storage))
     day = {"day": "2026-11-30", "image": 0, "answered_at": datetime(2026, 11, 30, tzinfo=UTC).isoformat()}
-    with monkeypatch.context() as killed:
-        for number in range(4):
-            journal.add("requests", [(f"{number} 0", day | {"request_id": f"2026-11-30-{number}"}, None)])
+    for number in range(4):
+        row = day | {"request_id": f"2026-11-30-{number}"}
+        journal.add("requests", [NewRow(storage.tables, f"{number} 0", row)])
+        with monkeypatch.context() as killed, suppress(KeyboardInterrupt):
             if number == 3:
-                killed.setattr(Journal, "remove", lambda *_given: None)
-                killed.setattr("tasks.serve.request_log.KINDS", ("requests",))
-                killed.setattr(Journal, "pending", _once(Journal.pending))
+                killed.setattr(Journal, "remove", _interrupted)
             move_rows(journal, storage)
     done = maintain_tables(MaintainConfig(vacuum_hours=0), storage, SparkConfig())
     move_rows(journal, storage)
@@ -401,15 +401,8 @@ def test_the_request_log_is_compacted_and_still_knows_its_rows(
     assert (table.files_compacted, table.files_written, table.files_deleted) == (4, 1, 4)
     rows = deltalake.DeltaTable(storage.table("requests")).to_pyarrow_table()["request_id"].to_pylist()
     assert sorted(rows) == [f"2026-11-30-{number}" for number in range(4)]
-    assert journal.pending("requests", 10) == []
+    assert journal.newest() == {}
 
 
-def _once(pending):
-    """Return a function that returns the rows once, and none after that."""
-    calls = []
-
-    def call(*given):
-        calls.append(given)
-        return pending(*given) if len(calls) == 1 else []
-
-    return call
+def _interrupted(*_given):
+    raise KeyboardInterrupt

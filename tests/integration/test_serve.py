@@ -13,10 +13,8 @@ from pathlib import Path
 
 import deltalake
 import httpx
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -33,9 +31,8 @@ from tasks.system.listening import free_port
 from tasks.tracking import models
 from tasks.tracking.server import prepare_tracking
 from tests.builders.chromium import chromium, text_of
-from tests.builders.image_bytes import encoded
 from tests.builders.processes import ROOT
-from tests.builders.services import NAME, asking, parameters, register, service, until
+from tests.builders.services import NAME, asking, command_of, parameters, picture, register, service, until, workers
 from tests.builders.tracking_server import TrackingServer
 from tests.builders.untrained_model import CLASSES
 
@@ -47,30 +44,12 @@ BUSY_SECONDS = 25.0
 HEADERS = {"Content-Type": "image/png"}
 
 
-def picture(seed: int = 1) -> bytes:
-    """Return a PNG of noise, wider than high."""
-    return encoded(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 60, 3), dtype=np.uint8)), "PNG")
-
-
 def ask(url: str, content: bytes) -> dict[str, object]:
     """Return the answer for an image."""
     answer = httpx.post(f"{url}/predict", content=content, headers=HEADERS, timeout=60, trust_env=False)
     answer.raise_for_status()
     found: dict[str, object] = answer.json()
     return found
-
-
-def workers(running: Service) -> list[psutil.Process]:
-    """Return the workers of a service."""
-    children = psutil.Process(running.process.pid).children()
-    return [child for child in children if "spawn_main" in " ".join(_words(child))]
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:  # It has ended.
-        return []
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +254,7 @@ def test_the_command_serves_until_it_is_ended(home: Storage, tmp_path: Path) -> 
     finally:
         command.terminate()
         command.wait(60)
-    _gone, left = psutil.wait_procs([child for child in children if "tasks.serve" in " ".join(_words(child))], 30)
+    _gone, left = psutil.wait_procs([child for child in children if "tasks.serve" in " ".join(command_of(child))], 30)
 
     assert answer["model"] == NAME
     assert left == []

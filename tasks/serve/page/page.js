@@ -44,6 +44,7 @@ async function predict(file) {
   show("");
   of("thanks").textContent = "";
   of("answer").hidden = true;
+  of("heat").removeAttribute("src");
   const body = new FormData();
   body.append("image", file, file.name || "pasted");
   const response = await ask("/predict?top_k=5", { method: "POST", body });

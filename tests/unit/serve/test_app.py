@@ -49,9 +49,9 @@ def start(storage: Storage, package: Path, tmp_path: Path) -> Iterator[Callable[
             serve=ServeConfig.model_validate(serve),
             predict=PredictConfig.model_validate(predict or {}),
             storage=storage,
-            folder=str(tmp_path / "service"),
+            served=str(tmp_path / "service" / "served.json"),
         )
-        name_versions(settings.served_file, version(package, 4) if has_model else None)
+        name_versions(Path(settings.served), version(package, 4, storage.tables) if has_model else None)
         client = TestClient(create_app(settings), URL)
         client.__enter__()
         clients.append(client)
@@ -217,13 +217,14 @@ def test_the_bytes_that_arrive_at_once_are_bounded(
         client.post("/predict", content=iter([bytes(2_000_000)])),
     ]
     left = client.app._num_bytes
-    monkeypatch.setattr("tasks.serve.guard.MAX_AT_ONCE", -1)
-    refused = post(client, image(1))
+    monkeypatch.setattr("tasks.serve.guard.MAX_AT_ONCE", 0)
+    refused, healthy = post(client, image(1)), client.get("/health")
 
     assert [answer.status_code for answer in answers] == [200, 415, 415]
     assert left == 0
     assert refused.status_code == 429
     assert refused.json()["detail"] == "too many bytes arrive at once: try again in a second"
+    assert healthy.status_code == 200
 
 
 def test_an_error_of_the_service_is_a_sentence(
@@ -268,7 +269,6 @@ def test_an_overloaded_service_says_so(start: Callable[..., TestClient], monkeyp
     """With status 429, and when to try again; once it has time, it answers."""
     client = start(max_waiting=2, max_images=2)
     with monkeypatch.context() as busy:
-        busy.setattr("tasks.serve.batches.Batches.num_waiting", 2)
         busy.setattr("tasks.serve.batches.Batches.add", _overloaded)
         refused = post(client, image(1))
 
@@ -281,7 +281,7 @@ def test_an_overloaded_service_says_so(start: Callable[..., TestClient], monkeyp
 def _overloaded(*_arguments: object) -> None:
     from tasks.serve.batches import Overloaded
 
-    raise Overloaded
+    raise Overloaded("more than 2 images would wait: try again in a second")
 
 
 def test_without_a_model_the_service_is_healthy_and_not_ready(start: Callable[..., TestClient]) -> None:
@@ -305,7 +305,8 @@ def test_an_answer_that_takes_too_long_is_refused(
     assert answer.json()["detail"].startswith("no answer within 1 s")
 
 
-def test_a_request_that_does_not_arrive_is_refused(start: Callable[..., TestClient]) -> None:
+@pytest.mark.parametrize("path", ["/predict", "/explain", "/feedback"])
+def test_a_request_that_does_not_arrive_is_refused(start: Callable[..., TestClient], path: str) -> None:
     """A slow client holds no batch."""
     app, answers = start(request_seconds=1).app, []
 
@@ -318,7 +319,7 @@ def test_a_request_that_does_not_arrive_is_refused(start: Callable[..., TestClie
             answers.append(message)
 
         headers = [(b"host", b"127.0.0.1:8000"), (b"content-type", b"image/png")]
-        scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": headers}
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
         await app(scope | {"http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 8000)}, receive, send)
 
     asyncio.run(ask())
@@ -343,7 +344,7 @@ def test_feedback_is_added_once_for_an_image_that_was_predicted(
     assert unknown.status_code == 404
     assert wrong.status_code == 400
     assert wrong.json()["detail"].startswith("request_id: string should match pattern")
-    (row,) = Journal(journal_file(storage)).pending("feedback", 10)
+    (row,) = Journal(journal_file(storage)).pending("feedback", storage.tables, 2**62)
     assert row.row["label"] == "a new class"
     assert row.row["day"] == answer["request_id"][:10]
 
@@ -355,8 +356,8 @@ def test_answers_are_logged_without_images(start: Callable[..., TestClient], sto
         client.post("/predict?top_k=1", files=[("a", ("a.png", image(1))), ("b", ("b.png", b"broken"))])
         client.__exit__(None, None, None)
     journal = Journal(journal_file(storage))
-    rows = [pending.row for pending in journal.pending("requests", 10)]
-    images = journal.pending("request_images", 10)
+    rows = [pending.row for pending in journal.pending("requests", storage.tables, 2**62)]
+    images = journal.pending("request_images", storage.tables, 2**62)
 
     assert [row["image"] for row in rows] == [0, 1, 0, 1]
     assert rows[0]["label"] in CLASSES
@@ -374,7 +375,7 @@ def test_without_a_log_there_is_no_feedback(start: Callable[..., TestClient], st
     request_id = post(client, image(1)).json()["request_id"]
     refused = client.post("/feedback", json={"request_id": request_id, "label": "ant"})
 
-    assert refused.status_code == 503
+    assert refused.status_code == 409
     assert "serve.log_requests is false" in refused.json()["detail"]
     assert not journal_file(storage).exists()
 
@@ -425,7 +426,7 @@ def test_labels_of_few_probability_are_those_of_batch_inference(start: Callable[
 
 def test_a_foreign_page_or_name_is_refused(start: Callable[..., TestClient]) -> None:
     """A form needs no permission of the browser, and a foreign name may lead to this machine."""
-    client = start(allowed_hosts=["images.example"])
+    client = start(allowed_hosts=["Images.Example", "fd00::1"])
     files = [("images", ("a.png", image(1)))]
     answers = [
         client.post("/predict", files=files, headers=headers)
@@ -435,10 +436,11 @@ def test_a_foreign_page_or_name_is_refused(start: Callable[..., TestClient]) -> 
             {"Host": "evil.example"},
             {"Origin": URL},
             {"Host": "images.example:443", "Origin": "https://images.example:443"},
+            {"Host": "[fd00::1]:8000"},
         )
     ]
 
-    assert [answer.status_code for answer in answers] == [403, 403, 403, 200, 200]
+    assert [answer.status_code for answer in answers] == [403, 403, 403, 200, 200, 200]
     assert answers[0].json()["detail"] == "requests of pages from other origins are refused"
     assert "serve.allowed_hosts" in answers[2].json()["detail"]
 

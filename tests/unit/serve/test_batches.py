@@ -61,7 +61,7 @@ class Queue:
         self.lineup = Lineup(loaded(self.champion, 1), loaded(self.challenger, 2))
         self.finished: list[Waiting] = []
         serve = ServeConfig.model_validate(settings)
-        self.batches = Batches(serve, lanes, lambda: self.lineup, (0.0, self.finished.append))
+        self.batches = Batches(serve, lanes, lambda: self.lineup, 0.0, lambda _size: None, self.finished.append)
         self.batches.start()
 
     def ask(self, *images: bytes, top_k: int = 5) -> Waiting:
@@ -148,7 +148,7 @@ def test_more_images_than_may_wait_are_refused(make_queue: Callable[..., Queue])
     computed = queue.ask(b"a")
     until(lambda: len(queue.champion.batches) == 1)
     waiting = [queue.ask(b"b", b"c")]
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded, match="more than 3 images would wait: try again in a second"):
         queue.ask(b"d", b"e")
     waiting.append(queue.ask(b"f"))
     with pytest.raises(Overloaded):
@@ -229,6 +229,20 @@ def test_the_challenger_in_the_shadow_never_answers(make_queue: Callable[..., Qu
     assert [(answer.by, answer.other) for answer in request.answers.values()] == [
         ("champion", (2, "challenger a")), ("champion", (2, "challenger b")),
     ]  # fmt: skip
+
+
+def test_a_challenger_that_fails_costs_no_answer_and_no_row(make_queue: Callable[..., Queue]) -> None:
+    """The row is without what it would have answered."""
+    queue = make_queue(challenger="shadow")
+    queue.champion.open.set()
+    queue.challenger.open.set()
+    queue.challenger.broken = b"a"
+    first, second = queue.ask(b"a"), queue.ask(b"b")
+
+    assert queue.labels(first) == ["champion a"]
+    assert queue.labels(second) == ["champion b"]
+    until(lambda: len(queue.finished) == 2)
+    assert first.answers[0].other is None
 
 
 def test_the_challenger_answers_its_share(make_queue: Callable[..., Queue]) -> None:

@@ -10,9 +10,8 @@ import pytest
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
 from tasks.schema import FEEDBACK_ARROW, REQUESTS_ARROW, columns_of
-from tasks.serve.journal import Journal
+from tasks.serve.journal import Journal, Kind, NewRow
 from tasks.serve.request_log import (
-    Moved,
     check_tables,
     has_request,
     journal_file,
@@ -32,11 +31,12 @@ def journal(storage: Storage) -> Journal:
     return Journal(journal_file(storage))
 
 
-def add(journal: Journal, name: str, day: str = "2026-11-30") -> None:
+def add(journal: Journal, tables: str, name: str, day: str = "2026-11-30") -> None:
     """Add an answer and its image."""
     row = {"day": day, "request_id": f"{day}-{name}", "image": 0, "answered_at": NOON.isoformat(), "label": name}
-    journal.add("requests", [(f"{day}-{name} 0", row | {"top_labels": ["a", "b"], "seconds": 0.25}, None)])
-    journal.add("request_images", [(f"{day} {name}", {"day": day, "sha256": name}, name.encode())])
+    values = row | {"top_labels": ["a", "b"], "seconds": 0.25}
+    journal.add("requests", [NewRow(tables, f"{day}-{name} 0", values)])
+    journal.add("request_images", [NewRow(tables, f"{day} {name}", {"day": day, "sha256": name}, name.encode())])
 
 
 def labels(storage: Storage) -> list[str]:
@@ -47,11 +47,12 @@ def labels(storage: Storage) -> list[str]:
 
 def test_rows_are_moved_with_their_types(storage: Storage, journal: Journal) -> None:
     """Times are times, and what a row lacks is null."""
-    add(journal, "aa")
-    journal.add_feedback("2026-11-30-aa 0", _feedback("2026-11-30-aa"))
+    add(journal, storage.tables, "aa")
+    journal.add_feedback(NewRow(storage.tables, "2026-11-30-aa 0", _feedback("2026-11-30-aa")))
 
-    assert move_rows(journal, storage) == Moved(1, 1, 1)
-    assert move_rows(journal, storage) == Moved()
+    move_rows(journal, storage)
+    move_rows(journal, storage)
+    assert journal.newest() == {}
     table = deltalake.DeltaTable(storage.table("requests")).to_pyarrow_table()
     (row,) = table.to_pylist()
     assert row["answered_at"] == NOON
@@ -73,17 +74,16 @@ def test_rows_that_a_killed_move_has_committed_are_not_moved_again(
     storage: Storage, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit names the last of them; later rows are added beside them."""
-    add(journal, "aa")
+    add(journal, storage.tables, "aa")
     with monkeypatch.context() as killed:
         killed.setattr(Journal, "remove", _raise)
         with pytest.raises(KeyboardInterrupt):
             move_rows(journal, storage)
-    left = len(journal.pending("request_images", 10))
-    add(journal, "bb")
-    moved = move_rows(journal, storage)
+    left = len(journal.pending("request_images", storage.tables, 10))
+    add(journal, storage.tables, "bb")
+    move_rows(journal, storage)
 
     assert left == 1
-    assert moved == Moved(2, 0, 1)
     assert labels(storage) == ["aa", "bb"]
     images = deltalake.DeltaTable(storage.table("request_images")).to_pyarrow_table()["sha256"].to_pylist()
     assert sorted(images) == ["aa", "bb"]
@@ -96,8 +96,8 @@ def _raise(*_arguments: object) -> None:
 def test_journals_of_two_homes_share_tables(storage: Storage, journal: Journal, tmp_path: Path) -> None:
     """The numbers of their rows are the same, and their transactions are not."""
     other = Journal(tmp_path / "other.db")
-    add(journal, "aa")
-    add(other, "bb")
+    add(journal, storage.tables, "aa")
+    add(other, storage.tables, "bb")
     for each in (journal, other):
         move_rows(each, storage)
 
@@ -105,20 +105,42 @@ def test_journals_of_two_homes_share_tables(storage: Storage, journal: Journal, 
 
 
 def test_many_rows_take_several_commits(storage: Storage, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images have megabytes each."""
-    monkeypatch.setattr("tasks.serve.request_log.MAX_ROWS", {"requests": 2, "feedback": 2, "request_images": 1})
-    for name in ("aa", "bb", "cc"):
-        add(journal, name)
+    """Images have megabytes each. Rows that come meanwhile are left, so that no commit is made for each of them."""
+    monkeypatch.setattr("tasks.serve.journal.PENDING_BYTES", 1)
+    for name in ("aa", "bb"):
+        add(journal, storage.tables, name)
+    removed, remove = [], Journal.remove
 
-    assert move_rows(journal, storage) == Moved(3, 0, 3)
-    assert labels(storage) == ["aa", "bb", "cc"]
+    def remove_and_add(own: Journal, kind: Kind, tables: str, up_to: int) -> None:
+        remove(own, kind, tables, up_to)
+        removed.append(kind)
+        add(own, storage.tables, f"later {len(removed)}")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Journal, "remove", remove_and_add)
+        move_rows(journal, storage)
+
+    assert removed == ["request_images"] * 2 + ["requests"] * 2
+    assert labels(storage) == ["aa", "bb"]
+    move_rows(journal, storage)
+    assert len(labels(storage)) == 6
+
+
+def test_each_service_has_its_rows_in_its_tables(storage: Storage, journal: Journal) -> None:
+    """Whichever of them moves the rows of the home."""
+    other = storage.model_copy(update={"tables": f"{storage.home}/photos-tables"})
+    add(journal, storage.tables, "aa")
+    add(journal, other.tables, "bb")
+    move_rows(journal, storage)
+
+    assert (labels(storage), labels(other)) == (["aa"], ["bb"])
 
 
 def test_a_request_is_found_by_its_day(storage: Storage, journal: Journal) -> None:
     """In the table, and no other image of it."""
     assert not has_request(storage, "2026-11-30-aa", 0)
-    add(journal, "aa")
-    add(journal, "aa", "2026-11-29")
+    add(journal, storage.tables, "aa")
+    add(journal, storage.tables, "aa", "2026-11-29")
     move_rows(journal, storage)
 
     assert has_request(storage, "2026-11-30-aa", 0)
@@ -130,7 +152,7 @@ def test_a_request_is_found_by_its_day(storage: Storage, journal: Journal) -> No
 def test_old_images_are_removed_and_answers_are_not(storage: Storage, journal: Journal) -> None:
     """Their files leave the disk, too, a day after the table."""
     for day in ("2026-11-01", "2026-11-29", "2026-11-30"):
-        add(journal, f"on {day}", day)
+        add(journal, storage.tables, f"on {day}", day)
     move_rows(journal, storage)
     remove_old_images(storage, 0, NOON)
     before = deltalake.DeltaTable(storage.table("request_images")).to_pyarrow_table().num_rows
@@ -147,8 +169,8 @@ def test_the_files_of_removed_images_leave_the_disk(
 ) -> None:
     """After the time for readers of an older version, here none."""
     monkeypatch.setattr("tasks.serve.request_log.VACUUM_HOURS", 0)
-    add(journal, "aa", "2026-11-01")
-    add(journal, "bb")
+    add(journal, storage.tables, "aa", "2026-11-01")
+    add(journal, storage.tables, "bb")
     move_rows(journal, storage)
     remove_old_images(storage, 7, NOON)
 
@@ -176,7 +198,7 @@ def test_tables_that_only_spark_can_write_are_refused(tmp_path: Path) -> None:
 def test_a_condition_reads_only_its_rows(storage: Storage, journal: Journal) -> None:
     """And days read only their files."""
     for name, day in (("aa", "2026-11-29"), ("bb", "2026-11-30")):
-        add(journal, name, day)
+        add(journal, storage.tables, name, day)
     move_rows(journal, storage)
     columns = columns_of(REQUESTS_ARROW, "label")
 
