@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from uvicorn import Config
 from uvicorn.config import STARTUP_FAILURE
-from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from tasks.config.serving import ServeRun
 from tasks.environment import worker_memory
@@ -50,12 +50,27 @@ MOVE_SECONDS = 60.0
 
 OLD_IMAGES_SECONDS = 3600.0
 
-HUNG_SECONDS = 120
-"""Time without an answer from a worker's process after which it is replaced; imports on a busy machine take long."""
-
 
 class Supervisor(Multiprocess):
     """The workers of a service. A worker that ends is replaced, and a worker that cannot start ends the service."""
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace the workers that have ended.
+
+        uvicorn also asks each worker whether it answers, and would wait for a worker that is killed meanwhile until a
+        time limit. That must be long: a worker that imports torch does not answer either.
+        """
+        for number, process in enumerate(self.processes):
+            if self.should_exit.is_set() or process.process.is_alive():
+                continue
+            process.kill()  # It closes the pipe of a worker that has ended.
+            process.join()
+            if process.exitcode == STARTUP_FAILURE:
+                self.should_exit.set()
+                return
+            logger.warning("a worker ended with %s, and is replaced", process.exitcode)
+            self.processes[number] = Process(self.config, self.sockets)
+            self.processes[number].start()
 
     def terminate_all(self) -> None:
         """End the workers; a connection that comes meanwhile is refused, and does not wait for nobody."""
@@ -142,7 +157,6 @@ def serve(run: ServeRun, descriptor: int | None, parent: int | None) -> int:
             server_header=False,
             lifespan="on",
             timeout_graceful_shutdown=run.serve.request_seconds,
-            timeout_worker_healthcheck=HUNG_SECONDS,
         ),
         [listening],
     )
