@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,11 +30,12 @@ from tasks.errors import UserError, WrongInput, explain, loggable, similar_names
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
 from tasks.system.home import check_home, make_home, rotate
+from tasks.system.signals import interrupt_on
 from tasks.text.log_lines import SingleLineFilter
 
 Config = TypeVar("Config", bound=Run)
 
-EXIT_WRONG_INPUT = 2
+EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 2, 130
 
 HELP_ALL = "--help-all"
 
@@ -241,6 +243,8 @@ def run_from_command_line(
         print(f"{program}: {explain(error) if isinstance(error, ValidationError) else error}", file=sys.stderr)
         sys.exit(EXIT_WRONG_INPUT)
     log = "none"
+    # As Ctrl-C does: otherwise Prefect's temporary server, and what the run has started, would outlive this process.
+    interrupt_on(signal.SIGTERM, signal.SIGHUP)
     try:
         log = _route_logs(config)
         with progress_bars(_log_console()):
@@ -249,6 +253,9 @@ def run_from_command_line(
         print(f"{program}: {error}", file=sys.stderr)
         _drop_frames(error)
         sys.exit(EXIT_WRONG_INPUT)
+    except KeyboardInterrupt as error:
+        print(f"{program}: interrupted ({error or 'Ctrl-C'})", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
         print(f"{program}: {type(error).__name__}: {loggable(error)} (full log: {log})", file=sys.stderr)
         _drop_frames(error)
