@@ -2,11 +2,11 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import HTTPException, RequestValidationError
@@ -23,18 +23,14 @@ from tasks.environment import api_key
 from tasks.errors import loggable
 from tasks.model_package.reasons import BadImage, Reason
 from tasks.serve.batches import Answered, NotReady, Overloaded
-from tasks.serve.guard import Guard, TooLarge, TooMuchAtOnce
+from tasks.serve.guard import FEWER, Guard, TooLarge, TooMuchAtOnce
 from tasks.serve.worker import Worker, WorkerSettings, start_logging
 from tasks.system.signals import end_with_parent
 
 router = APIRouter()
 
-Part = TypeVar("Part")
-
 PAGE = Path(__file__).with_name("page")
 """Folder of the page's files."""
-
-FEWER = "send fewer or smaller images"
 
 RAW = "application/octet-stream"
 MULTIPART = "multipart/form-data"
@@ -114,15 +110,16 @@ def worker_of(request: Request) -> Worker:
     return worker
 
 
-async def arrived(body: Awaitable[Part], serve: ServeConfig) -> Part:
-    """Return the body of a request, or its form.
+@asynccontextmanager
+async def in_time(serve: ServeConfig) -> AsyncIterator[None]:
+    """Receive a body, or a form, in the block.
 
     Raises:
-        HTTPException: It does not arrive in time.
+        HTTPException: It does not arrive within `serve.request_seconds`.
     """
     try:
         async with asyncio.timeout(serve.request_seconds):
-            return await body
+            yield
     except TimeoutError:
         late = f"the request did not arrive within {serve.request_seconds} s: send it again"
         raise HTTPException(408, late) from None
@@ -139,21 +136,17 @@ async def read_images(request: Request, serve: ServeConfig) -> list[tuple[str, b
     if kind not in {MULTIPART, RAW} and not kind.startswith("image/"):
         named = loggable(kind[:100]) or "missing"
         raise HTTPException(415, f"the content type is {named}: give {MULTIPART}, image/jpeg or {RAW}")
-    try:
-        async with asyncio.timeout(serve.request_seconds):
-            if kind != MULTIPART:
-                return [("", await request.body())]
+    async with in_time(serve):
+        if kind != MULTIPART:
+            return [("", await request.body())]
+        try:
             async with request.form(max_files=serve.max_images, max_fields=100) as form:
                 files = [value for _name, value in form.multi_items() if isinstance(value, UploadFile)]
                 images = [(file.filename or "", await file.read()) for file in files]
-    except TimeoutError:
-        raise HTTPException(
-            408, f"the request did not arrive within {serve.request_seconds} s: send it again"
-        ) from None
-    except BadForm as error:
-        if "Too many files" in str(error.detail):
-            raise HTTPException(413, f"the form has more than {serve.max_images} images: send fewer") from None
-        raise HTTPException(400, f"the form cannot be read: {loggable(error.detail)}") from None
+        except BadForm as error:
+            if "Too many files" in str(error.detail):
+                raise HTTPException(413, f"the form has more than {serve.max_images} images: send fewer") from None
+            raise HTTPException(400, f"the form cannot be read: {loggable(error.detail)}") from None
     if not images:
         raise HTTPException(400, "the form has no file: give one image or more, each as a file")
     return images
@@ -222,7 +215,9 @@ async def add_feedback(request: Request) -> dict[str, str]:
     if not worker.settings.serve.log_requests:
         raise HTTPException(409, "the answers of this service are not logged (serve.log_requests is false)")
     # Not by FastAPI, which waits for a slow client without an end.
-    feedback = Feedback.model_validate_json(await arrived(request.body(), worker.settings.serve))
+    async with in_time(worker.settings.serve):
+        content = await request.body()
+    feedback = Feedback.model_validate_json(content)
     found = await worker.add_feedback(feedback.request_id, feedback.image, feedback.label)
     about = f"image {feedback.image} of request {feedback.request_id}"
     if found == "unknown":

@@ -20,6 +20,8 @@ PAGE_POLICY = ";".join(
 )
 """What the page may load: nothing but this service's own files, so that no name of a file or class becomes code."""
 
+FEWER = "send fewer or smaller images"
+"""The way out of a request that is too large."""
 
 MAX_AT_ONCE = 16
 """Bodies of the largest size that may arrive at once: they are in memory until their images are predicted."""
@@ -117,10 +119,7 @@ class Guard:
                 return 401, "give the key of the service in a header: 'Authorization: Bearer KEY'"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._max_bytes:
-            return (
-                413,
-                f"the request has {length[:20]} bytes, more than {self._max_bytes}: send fewer or smaller images",
-            )
+            return 413, f"the request has {length[:20]} bytes, more than {self._max_bytes}: {FEWER}"
         return None
 
 

@@ -54,10 +54,10 @@ Labels = Mapping[tuple[str, int] | str, str]
 """Right labels, by request and image, or by sha256."""
 
 
-def label_of(image: AskedImage, labels: Labels) -> str | None:
+def label_of(labels: Labels, sha256: str, request_id: str, image: int) -> str | None:
     """Return the right label of an image, or None if it is not known."""
     # A digest names late labels alone, which count more than feedback.
-    return labels.get(image.sha256) or labels.get((image.request_id, image.image))
+    return labels.get(sha256) or labels.get((request_id, image))
 
 
 def compare_live(
@@ -94,7 +94,7 @@ def compare_live(
         promote_challenger(storage, champion, challenger, about)
         champion, outcome, about = challenger, "promoted", f"{about}; it is the champion now"
     logger.info("%s", about)
-    unlabelled = [found for found in differences if label_of(found, labels) is None]
+    unlabelled = [it for it in differences if label_of(labels, it.sha256, it.request_id, it.image) is None]
     return LiveReport(
         champion=champion,
         challenger=challenger.version,
@@ -143,7 +143,7 @@ def outcomes(differences: Sequence[AskedImage], labels: Labels) -> list[int]:
     """
     found = []
     for difference in differences:
-        label = label_of(difference, labels)
+        label = label_of(labels, difference.sha256, difference.request_id, difference.image)
         if label is None:
             break
         right = composed(label)
@@ -229,7 +229,7 @@ def live_accuracies(storage: Storage, name: str, labels: Labels) -> tuple[Versio
     rows = rows_of(storage, "requests", ANSWERS_ARROW, (field("model_name") == name) & has_label)
     hits: dict[int, dict[str, bool]] = {}  # An image that came several times counts once.
     for row in rows.to_pylist():
-        label = labels.get(row["sha256"]) or labels.get((row["request_id"], row["image"]))
+        label = label_of(labels, row["sha256"], row["request_id"], row["image"])
         if label is None:
             continue
         for version, given in ((row["model_version"], row["label"]), (row["other_version"], row["other_label"])):

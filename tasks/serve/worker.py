@@ -87,7 +87,7 @@ class Worker:
             self._writer.end()
             self._journal.close()
 
-    async def predict(self, images: Sequence[bytes], top_k: int | None) -> tuple[str, list[Answered]]:
+    async def predict(self, images: Sequence[bytes], top_k: int) -> tuple[str, list[Answered]]:
         """Return the id of a request, and the answers for its images.
 
         Raises:
@@ -95,7 +95,7 @@ class Worker:
             NotReady: No version is loaded.
             TimeoutError: The answers took longer than `serve.request_seconds`.
         """
-        request = Waiting(images, top_k or self.settings.predict.top_k, new_request_id())
+        request = Waiting(images, top_k, new_request_id())
         self.batches.add(request)
         async with asyncio.timeout(self.settings.serve.request_seconds):
             answers = await asyncio.wrap_future(request.future)
