@@ -4,8 +4,9 @@ Batch norms and activations are folded into the preceding convolutions.
 """
 
 import re
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -135,6 +136,36 @@ def _pack_convolutions(network: fx.GraphModule, head: str) -> fx.GraphModule:
     return network
 
 
+class _ThreadTracer(fx.Tracer):
+    """A tracer for one thread: fx replaces calls and attributes of all modules meanwhile, also for other threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Record the call of a module, or run it if another thread calls it."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Record the use of a parameter, or return it if another thread uses it."""
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+_TRACES = threading.Lock()
+"""Held while a network is traced: of two traces at once, one would leave the other's replacements in place."""
+
+
+def _traced(network: nn.Module) -> fx.GraphModule:
+    """Return a network as a graph of its layers, which it shares; other threads may compute meanwhile."""
+    with _TRACES:
+        return fx.GraphModule(network, _ThreadTracer().trace(network))
+
+
 def fold_batch_norm(classifier: ImageNetwork) -> ImageNetwork:
     """Return a classifier for inference with the same logits up to rounding and fewer passes over memory.
 
@@ -152,7 +183,7 @@ def fold_batch_norm(classifier: ImageNetwork) -> ImageNetwork:
     name = next(name for name, module in classifier.network.named_modules() if module is classifier.head)
     training = classifier.training
     try:
-        fused = fuse(classifier.network.eval())
+        fused = fuse(_traced(classifier.network.eval()), no_trace=True)
     except Exception:  # Tracing runs the code of a timm network, which may branch on values that it does not have.
         if not hasattr(classifier.network, "get_classifier"):
             raise

@@ -81,8 +81,9 @@ class Place(NamedTuple):
 class Batches:
     """The queue of a worker, and its lanes.
 
-    One lane per core, with one thread of computation: while one decodes, another computes, and no batch waits at the
-    end of each layer for the slowest of several threads.
+    One lane per core. Where all are busy, each has one thread of computation: one decodes while another computes, and
+    no batch waits at the end of each layer for the slowest of several threads. A lane that is busy alone has the
+    threads of all.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Batches:
         self._changed = threading.Condition()
         self._places: deque[Place] = deque()
         self._num_arriving = 0
+        self._num_busy = 0
         self._oldest = 0.0
         self._is_closed = False
         self._counting = threading.Lock()
@@ -164,9 +166,11 @@ class Batches:
     def _run(self, num_lanes: int) -> None:
         import torch
 
-        if num_lanes > 1:
-            torch.set_num_threads(1)  # of this thread's computations
+        num_threads = 0
         while batch := self._take():
+            if (share := max(1, num_lanes // self._num_busy)) != num_threads:
+                torch.set_num_threads(share)  # of this thread's computations
+                num_threads = share
             self._on_batch(len(batch))
             try:
                 self._predict(batch)
@@ -175,6 +179,8 @@ class Batches:
                 for request in requests_of(batch):
                     with suppress(InvalidStateError):  # It has an answer, or its client has gone.
                         request.future.set_exception(error)
+            with self._changed:
+                self._num_busy -= 1
 
     def _take(self) -> list[Place]:
         """Wait for images, and return those of the next batch; none once the queue is closed and empty."""
@@ -193,6 +199,7 @@ class Batches:
                     if not place.request.future.cancelled():  # Its client has gone, or its time is over.
                         batch.append(place)
                 self._oldest = time.monotonic()
+                self._num_busy += bool(batch)
                 if batch or (self._is_closed and not self._places):
                     return batch
 

@@ -1,6 +1,7 @@
 """Folding of batch norms and activations: the logits of the folded network equal those of the original."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -63,6 +64,32 @@ def test_network_without_batch_norms_is_returned_unchanged(name: str) -> None:
     classifier = build_classifier(name, "none", num_classes=3, freeze_backbone=False)
     assert fold_batch_norm(classifier) is classifier
     assert not classifier.training
+
+
+def test_other_threads_compute_during_traces() -> None:
+    """A service loads a version in one thread while others predict: fx replaces the calls of all modules meanwhile."""
+    folded = fold_batch_norm(trained("resnet18"))
+    images = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8)
+    others = [trained("mobilenet_v2") for _number in range(2)]
+    with torch.inference_mode():
+        expected = folded(images)
+
+    def compute() -> int:
+        num = 0
+        with torch.inference_mode():
+            while not all(fold.done() for fold in folds):
+                assert torch.equal(folded(images), expected)
+                num += 1
+        return num
+
+    with ThreadPoolExecutor() as threads:
+        folds = [threads.submit(lambda one: [fold_batch_norm(one) for _number in range(3)], one) for one in others]
+        assert threads.submit(compute).result() > 0
+    for fold in folds:
+        for network in fold.result():
+            assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+            with torch.inference_mode():
+                assert network(images).shape == (1, 3)
 
 
 def packed(network: nn.Module) -> list[PackedConv2d]:
