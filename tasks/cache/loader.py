@@ -3,7 +3,7 @@
 A small split may be held in memory. Single images and the images per class are read without reading an epoch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -160,7 +160,7 @@ class CacheLoader:
         order = epoch_order(split.rows, split.rows_per_group, self.window, self._seed, number, self._balanced_N)
         return share_of(order, self.batch_size, self.ranks, start)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, number: int, start: int = 0) -> Generator[Batch, None, None]:
         """Yield the batches of one epoch, exactly `steps_from(start)` of them.
 
         Args:
@@ -204,7 +204,7 @@ class InMemoryLoader(CacheLoader):
 
     _held: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, number: int, start: int = 0) -> Generator[Batch, None, None]:
         """Yield the batches of one epoch, as `CacheLoader.epoch` does."""
         share = self.share(number, start)
         if self._held is None:

@@ -94,8 +94,7 @@ class TrainConfig(FrozenConfig):
         "geometric steps. Empty: that of the recipe",
     )
     plateau_epochs: Epochs = Field(
-        2,
-        description="Epochs without improvement after which the learning rate is reduced (schedule plateau)",
+        2, description="Epochs without improvement after which the learning rate is reduced (schedule plateau)"
     )
     weight_decay: float | None = Field(
         None,
@@ -119,10 +118,7 @@ class TrainConfig(FrozenConfig):
         "dropout there. Empty: the network's own",
     )
     max_gradient_norm: float | None = Field(
-        None,
-        gt=0.0,
-        le=1e9,
-        description="Maximum norm to which the gradients of a step are clipped; empty: no clipping",
+        None, gt=0.0, le=1e9, description="Maximum norm to which a step's gradients are clipped; empty: no clipping"
     )
     class_weights: Literal["none", "balanced"] = Field(
         "none", description="Class weights in the training loss; balanced: inversely proportional to class frequency"
@@ -261,6 +257,10 @@ class TrainConfig(FrozenConfig):
         description="Steps of rank 0 in each phase that torch's profiler records, after the first 3, as the artifact "
         "trace/phase-00.json.gz; it is slower meanwhile. 0: none",
     )
+    histograms: bool = Field(
+        False,
+        description="Whether TensorBoard gets histograms of each layer's outputs and gradient norms, once per epoch",
+    )
     environment: list[VariableName] = Field(
         default_factory=list,
         max_length=100,
@@ -361,11 +361,12 @@ class TrainConfig(FrozenConfig):
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the result, with the values of `neutral`.
 
-        Checkpoints kept, timeouts, environment and trace do not.
+        Checkpoints kept, timeouts, environment, trace and histograms do not.
         """
         kept = {"checkpoint_seconds", "keep_checkpoints", "keep_checkpoint_days"}
         limits = {"timeout_seconds", "stall_timeout_seconds"}
-        names = type(self).model_fields.keys() - kept - limits - {"environment", "trace_steps", "reader_threads"}
+        others = {"environment", "trace_steps", "histograms", "reader_threads"}
+        names = type(self).model_fields.keys() - kept - limits - others
         if self.recipe != "given":
             return hashed_settings(self, names) | self.neutral | {"recipe_version": RECIPE_VERSION}
         # With the keys of release 0.1.0, whose settings had these values.

@@ -1,10 +1,12 @@
 """The report of a training run, logged to MLflow: tables, figures, event file and model card."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from tasks.cache.loader import read_images, sample_classes
 from tasks.explain.explainer import HeatOfPackage
@@ -38,6 +40,9 @@ from tasks.storage import Storage
 from tasks.text.markup import printable
 from tasks.tracking.tracked_run import TrackedRun
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 logger = logging.getLogger("lakevision.report")
 
 
@@ -64,26 +69,33 @@ def scalar_tag(name: str) -> str:
     return f"{rest}/{split}" if split in {"train", "val"} else name
 
 
-def write_event_file(folder: Path, history: Sequence[EpochMetrics], name: str) -> Path:
-    """Write one event file with all epochs, with the number of the epoch as the step, and return it.
-
-    It is written at the end and not during training, so that a resumed run has each epoch in it only once.
+@contextmanager
+def event_file(folder: Path, name: str) -> "Iterator[SummaryWriter]":
+    """Write one event file in the block, with a name that is the same when it is written again.
 
     Args:
-        folder: Folder of the file.
-        history: Metrics of the epochs, in order.
-        name: Suffix of the file's name, so that a repeated call for the same run replaces the file.
+        folder: Folder of the file, which has no other.
+        name: Suffix of the file's name.
     """
-    # Here and not at the top: only rank 0 needs TensorBoard, and only once.
+    # Here and not at the top: only rank 0 needs TensorBoard, and only then.
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder)) as writer:
+        yield writer
+    (written,) = folder.glob("events.out.tfevents.*")
+    written.rename(folder / f"events.out.tfevents.{name}")
+
+
+def write_event_file(folder: Path, history: Sequence[EpochMetrics], name: str) -> None:
+    """Write one event file with all epochs, with the number of the epoch as the step.
+
+    It is written at the end and not during training, so that a resumed run has each epoch in it only once.
+    """
+    with event_file(folder, name) as writer:
         for metrics in history:
             for field, value in asdict(metrics).items():
                 if field != "epoch" and isinstance(value, int | float):
                     writer.add_scalar(scalar_tag(field), value, metrics.epoch)
-    (written,) = folder.glob("events.out.tfevents.*")
-    return written.rename(folder / f"events.out.tfevents.{name}")
 
 
 def log_report(

@@ -4,7 +4,7 @@ Only rank 0 imports this module, which loads MLflow, tables and figures.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +27,7 @@ from tasks.progress.activity import working
 from tasks.refs import TRAIN, TRIAL_TAG, RunRef, TableRef
 from tasks.report.figures import shorten
 from tasks.report.model_card import TrainingFacts, why_chosen
-from tasks.report.report import log_report
+from tasks.report.report import event_file, log_report
 from tasks.spark.session import NeedsSpark
 from tasks.tables import snapshots
 from tasks.tables.properties import table_source
@@ -149,6 +149,14 @@ class Record:
     def log_trace(self, folder: Path) -> None:
         """Log the trace of a phase."""
         self._run.log_folder(folder, "trace")
+
+    def log_histograms(self, epoch: int, values: Mapping[str, torch.Tensor]) -> None:
+        """Log the histograms of an epoch by tag; those of an earlier call for the epoch are replaced."""
+        with TemporaryDirectory() as folder:
+            with event_file(Path(folder), f"{self.run_id}.epoch-{epoch:04d}") as writer:
+                for tag, found in values.items():
+                    writer.add_histogram(tag, found.numpy(), epoch)
+            self._run.log_folder(Path(folder), "tensorboard")
 
     def abandon(self) -> None:
         """Send the remaining metrics after an error; those not sent in SEND_SECONDS are sent when training resumes."""

@@ -20,7 +20,7 @@ from tasks.model.device import make_deterministic, take_device
 from tasks.model.training_network import build_classifier, copy_of_state
 from tasks.progress.activity import expect_slow_steps, working
 from tasks.progress.start_clock import process_start
-from tasks.refs import TRAIN, RunRef
+from tasks.refs import TRAIN, VAL, RunRef
 from tasks.system.cores import num_cores
 from tasks.train.checkpoint import Checkpoints, restore, restore_progress, writes_checkpoints
 from tasks.train.context import TrainingContext
@@ -222,8 +222,16 @@ class Training:
         if train.trace_steps and self._record is not None:
             name = f"phase-{progress.phase:02d}.json.gz"
             traced = TracedSteps(step_callback, train.trace_steps, name, self._record.log_trace)
+        histograms = None
+        if train.histograms and self._record is not None:
+            from tasks.train.histograms import LayerHistograms  # Here: few runs have them.
+
+            val, log = trainable.loaders[VAL], self._record.log_histograms
+            histograms = LayerHistograms(traced or step_callback, model, val, trainable.loop.device, log)
 
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
+            if histograms is not None:  # First: a process that is killed now trains the rest of the epoch again.
+                histograms.end_epoch(metrics.epoch)
             save()
             step_callback.saved()
             expect_slow_steps(slow=False)
@@ -246,7 +254,7 @@ class Training:
         loop = replace(
             trainable.loop,
             average=WeightAverage(model, decay, progress.average, with_buffers=with_buffers) if decay else None,
-            step_callback=step_callback if traced is None else traced,
+            step_callback=histograms or traced or step_callback,
         )
         try:
             is_over = fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)

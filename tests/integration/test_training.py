@@ -15,6 +15,7 @@ import mlflow
 import pytest
 import torch
 import torchvision
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
@@ -182,9 +183,9 @@ def test_losses_of_one_rank_equal_those_of_a_single_process(finished, cache, sto
         assert alone[name] == ranked[name], name
 
 
-def test_traced_steps_are_an_artifact_of_the_run(cache, storage, tmp_path):
-    """The steps of rank 0 are recorded in training, with the operations of its network."""
-    run = train_here(cache, storage, None, trace_steps=2)
+def test_traced_steps_and_histograms_are_artifacts_of_the_run(cache, storage, tmp_path):
+    """The steps of rank 0 are recorded in training, with the operations of its network, and its layers per epoch."""
+    run = train_here(cache, storage, None, trace_steps=2, histograms=True)
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     with gzip.open(client.download_artifacts(run.run_id, "trace/phase-00.json.gz", str(tmp_path))) as file:
         events = json.load(file)["traceEvents"]
@@ -192,6 +193,13 @@ def test_traced_steps_are_an_artifact_of_the_run(cache, storage, tmp_path):
     steps = [event for event in events if event.get("cat") == "user_annotation" and "Adam.step" in event["name"]]
     assert len(steps) == 2
     assert "aten::convolution" in [event.get("name") for event in events]
+    folder = client.download_artifacts(run.run_id, "tensorboard", str(tmp_path))
+    shown = EventAccumulator(folder, {"histograms": 0}).Reload()  # all of them
+    epochs = [event.step for event in shown.Scalars("loss/train")]
+    tags = shown.Tags()["histograms"]
+    assert {"activations/network.features.0", "gradient_norms/network.features.0"} <= set(tags)
+    for tag in tags:
+        assert [event.step for event in shown.Histograms(tag)] == epochs
 
 
 def test_two_ranks_count_every_image_once(finished):

@@ -32,9 +32,10 @@ def test_every_metric_of_every_epoch_is_in_the_file(tmp_path: Path) -> None:
 def test_repeated_write_for_the_same_run_replaces_the_file(tmp_path: Path) -> None:
     """Each epoch is in the file once, with its newer value."""
     history = history_of(3)
-    first = write_event_file(tmp_path / "first", history, "run")
-    second = write_event_file(tmp_path / "second", [replace(metrics, val_loss=0.5) for metrics in history], "run")
+    write_event_file(tmp_path / "first", history, "run")
+    write_event_file(tmp_path / "second", [replace(metrics, val_loss=0.5) for metrics in history], "run")
 
+    (first,), (second,) = (list((tmp_path / name).iterdir()) for name in ("first", "second"))
     assert second.name == first.name
     second.replace(first)
     assert scalars(tmp_path / "first")["loss/val"] == [(0, 0.5), (1, 0.5), (2, 0.5)]

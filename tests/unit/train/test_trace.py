@@ -72,7 +72,7 @@ def test_short_phase_has_no_trace_and_a_server_that_is_away_ends_no_training(
     assert caplog.messages == ["the trace phase-00.json.gz was not logged: no answer"]
 
 
-def test_trace_does_not_change_the_run() -> None:
-    """A finished run is not trained again for it."""
+def test_trace_and_histograms_do_not_change_the_run() -> None:
+    """A finished run is not trained again for them."""
     settings = {"weights": "none", "freeze_backbone": False}
-    assert TrainConfig(**settings, trace_steps=10).decisive() == TrainConfig(**settings).decisive()
+    assert TrainConfig(**settings, trace_steps=10, histograms=True).decisive() == TrainConfig(**settings).decisive()
