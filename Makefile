@@ -1,7 +1,7 @@
 # The front door: `make demo` and `make test` work on a fresh machine; the rest is for every day.
 SHELL := /bin/bash
 python := .venv/bin/python
-benchmarks := demo etl loader train gpu accuracy augmentation ladder calibration quality groups unknown verdict predict stream distributed submission scaling ranks_to_best
+benchmarks := demo etl loader train gpu accuracy augmentation ladder calibration quality groups unknown verdict predict stream serve distributed submission scaling ranks_to_best
 # Where set-up puts uv on a machine that has none.
 export PATH := $(or $(LAKEVISION_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lakevision)/uv/bin:$(PATH)
 

@@ -1,8 +1,8 @@
 """The service beside MLflow's server, LitServe and the bare forward pass: rates and times for 1, 8 and 64 clients.
 
-All of them have the same model package, mobilenet_v2 at 224 pixels, and get the same JPEG, in turns. A server is idle
-while another one is asked. MLflow's server is as it comes, and gets the image as base64 in JSON, its only way. Then the
-service alone: its start, twenty reloads while clients ask, an overload, and the cost of its log.
+All of them have the same model package, mobilenet_v2 at 224 pixels, and get the same JPEGs, in turns. A server is
+stopped while another one is asked: some poll. MLflow's server is as it comes, and gets an image as base64 in JSON, its
+only way. Then the service alone: its start, twenty reloads while clients ask, an overload, and the cost of its log.
 
 Run: `make bench-serve`; BENCH_ARGS=--quick for one round of each.
 """
@@ -35,6 +35,7 @@ from tests.benchmarks.peers import install_beside, log_file
 from tests.benchmarks.predict_data import MODEL, Inputs, register_model, write_source
 
 CLIENTS = (1, 8, 64)
+NUM_IMAGES = 32
 SECONDS = 8.0
 """Seconds of a round of one server and number of clients."""
 
@@ -57,19 +58,38 @@ def form_of(image: bytes) -> tuple[str, bytes]:
     return "multipart/form-data; boundary=b", head + image + b"\r\n--b--\r\n"
 
 
-def ask(folder: Path, port: int, clients: int, request: bytes, seconds: float = SECONDS) -> dict[str, Any]:
+def forms(inputs: Inputs, port: int) -> list[bytes]:
+    """Return the requests of the images as forms."""
+    return [http_request(port, "/predict", *form_of(file.read_bytes())) for file in inputs.files()]
+
+
+def json_requests(inputs: Inputs, port: int) -> list[bytes]:
+    """Return the requests of the images to MLflow's server."""
+    encoded = [base64.b64encode(file.read_bytes()).decode() for file in inputs.files()]
+    tables = [json.dumps({"dataframe_split": {"columns": ["content"], "data": [[text]]}}) for text in encoded]
+    return [http_request(port, "/invocations", "application/json", table.encode()) for table in tables]
+
+
+def clients_command(folder: Path, port: int, clients: int, requests: list[bytes], seconds: float) -> list[str]:
+    """Return the command of the clients' process, whose requests are written to files."""
+    files = folder / f"requests-{port}"
+    files.mkdir(exist_ok=True)
+    for number, request in enumerate(requests):
+        (files / f"{number:03d}").write_bytes(request)
+    script = str(ROOT / "tests/benchmarks/serve_client.py")
+    return [sys.executable, script, f"127.0.0.1:{port}", str(clients), str(seconds), str(files)]
+
+
+def ask(folder: Path, port: int, clients: int, requests: list[bytes]) -> dict[str, Any]:
     """Return the answer of the clients' process."""
-    file = folder / "request"
-    file.write_bytes(request)
-    command = [sys.executable, str(ROOT / "tests/benchmarks/serve_client.py"), f"127.0.0.1:{port}", str(clients)]
-    done = subprocess.run([*command, str(seconds), str(file)], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    command = clients_command(folder, port, clients, requests, SECONDS)
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return found
 
 
 @contextmanager
-def server(command: Sequence[str], port: int, path: str, log: Any, environment: dict[str, str]) -> Iterator[None]:
-    """Run a peer until the block ends, which begins when it answers."""
+def server(command: Sequence[str], port: int, path: str, log: Any, environment: dict[str, str]) -> Iterator[int]:
+    """Run a peer until the block ends, which begins when it answers; the value is its process id."""
     process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment, start_new_session=True)
     try:
         latest = time.monotonic() + 180
@@ -77,7 +97,7 @@ def server(command: Sequence[str], port: int, path: str, log: Any, environment: 
             if process.poll() is not None or time.monotonic() > latest:
                 raise RuntimeError(f"{command[:4]} did not start: see {log.name}")
             time.sleep(0.2)
-        yield
+        yield process.pid
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -93,35 +113,38 @@ def _answers(url: str) -> bool:
 
 def against_peers(inputs: Inputs, litserve: str | None, num_rounds: int, log: Any) -> list[Figure]:
     """Compare rates and times in turns."""
-    image = inputs.files()[0]
     ports = {name: free_port() for name in ("ours", "MLflow", "LitServe")}
-    encoded = {"dataframe_split": {"columns": ["content"], "data": [[base64.b64encode(image.read_bytes()).decode()]]}}
-    requests = {
-        "ours": http_request(ports["ours"], "/predict", *form_of(image.read_bytes())),
-        "MLflow": http_request(ports["MLflow"], "/invocations", "application/json", json.dumps(encoded).encode()),
-        "LitServe": http_request(ports["LitServe"], "/predict", *form_of(image.read_bytes())),
-    }
+    requests = {name: (json_requests if name == "MLflow" else forms)(inputs, port) for name, port in ports.items()}
+    groups = {}
     storage = inputs.storage()
     tracking = {"MLFLOW_TRACKING_URI": storage.tracking, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     uri = ["--model-uri", f"models:/{MODEL}@champion", "--env-manager", "local", "--port", str(ports["MLflow"])]
     rounds: dict[tuple[str, int], list[dict[str, Any]]] = {}
     bare_rates: list[float] = []
     with ExitStack() as running:
-        running.enter_context(running_service(parameters(inputs, ports["ours"]), storage))
-        running.enter_context(server(["mlflow", "models", "serve", *uri], ports["MLflow"], "/health", log, tracking))
-        names = ["ours", "MLflow"]
+        groups["ours"] = running.enter_context(running_service(parameters(inputs, ports["ours"]), storage)).process.pid
+        command = ["mlflow", "models", "serve", *uri]
+        groups["MLflow"] = running.enter_context(server(command, ports["MLflow"], "/health", log, tracking))
         if litserve is not None:
-            script = [litserve, str(ROOT / "tests/benchmarks/serve_peers.py"), "litserve", str(inputs.package)]
-            running.enter_context(server([*script, str(ports["LitServe"])], ports["LitServe"], "/health", log, {}))
-            names.append("LitServe")
+            script = [litserve, str(ROOT / "tests/benchmarks/serve_litserve.py"), str(inputs.package)]
+            command = [*script, str(ports["LitServe"])]
+            groups["LitServe"] = running.enter_context(server(command, ports["LitServe"], "/health", log, {}))
+        names = list(groups)
+        for group in groups.values():
+            os.killpg(group, signal.SIGSTOP)
+            running.callback(os.killpg, group, signal.SIGCONT)
         for number in range(num_rounds):
             for clients in CLIENTS:
                 for name in names[number % len(names) :] + names[: number % len(names)]:
+                    os.killpg(groups[name], signal.SIGCONT)
                     found = ask(inputs.folder, ports[name], clients, requests[name])
+                    os.killpg(groups[name], signal.SIGSTOP)
                     rounds.setdefault((name, clients), []).append(found)
                     print(f"{clients} clients, {name}: {found}", flush=True)
-            script = [sys.executable, str(ROOT / "tests/benchmarks/serve_peers.py"), "bare", str(inputs.package)]
-            done = subprocess.run([*script, str(image), str(SECONDS)], capture_output=True, text=True, check=True)
+            script = [sys.executable, str(ROOT / "tests/benchmarks/serve_bare.py"), str(inputs.package)]
+            done = subprocess.run(
+                [*script, str(inputs.files()[0]), str(SECONDS)], capture_output=True, text=True, check=True
+            )
             bare_rates.append(float(done.stdout))
             print(f"bare: {bare_rates[-1]:.1f}", flush=True)
     figures = []
@@ -148,7 +171,7 @@ def parameters(inputs: Inputs, port: int, **serve: Any) -> ServeRun:
 
 def alone(inputs: Inputs, num_rounds: int) -> list[Figure]:
     """Measure what no peer has: start, reloads, overload, and the cost of the log."""
-    image, storage = inputs.files()[0], inputs.storage()
+    storage = inputs.storage()
     starts = []
     for _number in range(num_rounds):
         port, began = free_port(), time.monotonic()
@@ -156,9 +179,8 @@ def alone(inputs: Inputs, num_rounds: int) -> list[Figure]:
             starts.append(time.monotonic() - began)
     figures = [_bound("start to ready, warm", median(starts), "s", START_GOAL)]
     port = free_port()
-    request = http_request(port, "/predict", *form_of(image.read_bytes()))
     with running_service(parameters(inputs, port), storage):
-        figures += reloads(inputs, port, request)
+        figures += reloads(inputs, port)
     rates: dict[bool, list[float]] = {True: [], False: []}
     ports = {is_logged: free_port() for is_logged in rates}
     with ExitStack() as running:
@@ -166,14 +188,13 @@ def alone(inputs: Inputs, num_rounds: int) -> list[Figure]:
             running.enter_context(running_service(parameters(inputs, own, log_requests=is_logged), storage))
         for number in range(2 * num_rounds):
             for is_logged in (True, False) if number % 2 else (False, True):
-                own = http_request(ports[is_logged], "/predict", *form_of(image.read_bytes()))
-                rates[is_logged].append(ask(inputs.folder, ports[is_logged], 64, own)["rate"])
+                own = ports[is_logged]
+                rates[is_logged].append(ask(inputs.folder, own, 64, forms(inputs, own))["rate"])
     pairs = list(zip(rates[True], rates[False], strict=True))
     figures.append(rate_figure("requests/s with the log, 64 clients", "", "without", pairs, 0.95))
     port = free_port()
-    request = http_request(port, "/predict", *form_of(image.read_bytes()))
     with running_service(parameters(inputs, port, max_waiting=64), storage):
-        statuses = ask(inputs.folder, port, 256, request)["statuses"]
+        statuses = ask(inputs.folder, port, 256, forms(inputs, port))["statuses"]
     print(f"overload: {statuses}", flush=True)
     others = sum(num for status, num in statuses.items() if status not in {"200", "429", "503"})
     figures.append(
@@ -195,18 +216,15 @@ def register_second(inputs: Inputs) -> None:
     models.register_run(storage, RunRef(run_id=run.run_id), MODEL, FILE_LIMITS)
 
 
-def reloads(inputs: Inputs, port: int, request: bytes) -> list[Figure]:
+def reloads(inputs: Inputs, port: int) -> list[Figure]:
     """Move the alias again and again while clients ask; return failures and the slowest reload."""
     from tasks.tracking import models
 
     storage = inputs.storage()
     versions = [models.numbered_version(storage, MODEL, number) for number in ("1", "2")]
-    seconds = NUM_RELOADS * 4.0
-    file = inputs.folder / "request-reload"
-    file.write_bytes(request)
-    command = [sys.executable, str(ROOT / "tests/benchmarks/serve_client.py"), f"127.0.0.1:{port}", "8", str(seconds)]
+    command = clients_command(inputs.folder, port, 8, forms(inputs, port), NUM_RELOADS * 4.0)
     slowest = 0.0
-    with subprocess.Popen([*command, str(file)], stdout=subprocess.PIPE, text=True) as clients:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as clients:
         for number in range(NUM_RELOADS):
             wanted = versions[(number + 1) % 2]
             assert wanted is not None
@@ -242,14 +260,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of each")
     num_rounds = 1 if parser.parse_args().quick else 3
     with TemporaryDirectory() as scratch, log_file("serve").open("w") as log:
-        inputs = Inputs(Path(scratch), 1)
+        inputs = Inputs(Path(scratch), NUM_IMAGES)
         write_source(inputs)
         prepare_tracking(inputs.storage())
         register_model(inputs)
         register_second(inputs)
         litserve = install_beside(Path(scratch) / "litserve", LITSERVE, "litserve", log)
         figures = against_peers(inputs, litserve, num_rounds, log) + alone(inputs, num_rounds)
-    write_figures("serve", figures, f"mobilenet_v2 at 224 pixels, a JPEG of the photos, {num_rounds} rounds in turns")
+    write_figures(
+        "serve",
+        figures,
+        f"mobilenet_v2 at 224 pixels, {NUM_IMAGES} JPEGs of 160 to 1,024 pixels, {num_rounds} rounds in turns",
+    )
 
 
 if __name__ == "__main__":

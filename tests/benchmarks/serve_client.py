@@ -1,6 +1,6 @@
-"""Clients of serve.py: `serve_client.py HOST:PORT CLIENTS SECONDS REQUEST`; prints status counts and times as JSON.
+"""Clients of serve.py: `serve_client.py HOST:PORT CLIENTS SECONDS FOLDER`; prints status counts and times as JSON.
 
-Each client is a connection that sends the bytes of the file REQUEST, waits for the whole answer, and sends them again.
+Each client is a connection that sends the bytes of a file of FOLDER, waits for the whole answer, and sends the next.
 One process has all of them, with as little work per request as Python allows: it shares the cores with the server.
 """
 
@@ -9,6 +9,8 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 
 WARM_UP = 2.0
@@ -18,8 +20,8 @@ WARM_UP = 2.0
 class Client(asyncio.Protocol):
     """A connection."""
 
-    def __init__(self, request: bytes, times: list[tuple[float, float]], statuses: "Counter[str]") -> None:
-        self._request, self._times, self._statuses = request, times, statuses
+    def __init__(self, requests: Iterator[bytes], times: list[tuple[float, float]], statuses: "Counter[str]") -> None:
+        self._requests, self._times, self._statuses = requests, times, statuses
         self._buffer = bytearray()
         self._sent = 0.0
         self.closed = asyncio.get_running_loop().create_future()
@@ -32,7 +34,7 @@ class Client(asyncio.Protocol):
 
     def _send(self) -> None:
         self._sent = time.perf_counter()
-        self._transport.write(self._request)
+        self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
         """Note an answer that is whole, and send the next request."""
@@ -60,16 +62,16 @@ class Client(asyncio.Protocol):
             self.closed.set_result(None)
 
 
-async def ask(address: str, num_clients: int, seconds: float, request: bytes) -> dict[str, object]:
+async def ask(address: str, num_clients: int, seconds: float, requests: Sequence[bytes]) -> dict[str, object]:
     """Return statuses, answers per second and percentiles of their times (ms) after the warm-up."""
     host, _, port = address.partition(":")
     times: list[tuple[float, float]] = []
     statuses: Counter[str] = Counter()
-    loop, clients = asyncio.get_running_loop(), []
+    loop, endless = asyncio.get_running_loop(), cycle(requests)
 
     async def keep() -> None:
         while True:  # A server may close a connection with its answer.
-            _transport, client = await loop.create_connection(lambda: Client(request, times, statuses), host, int(port))
+            _transport, client = await loop.create_connection(lambda: Client(endless, times, statuses), host, int(port))
             await client.closed
 
     began = time.perf_counter()
@@ -91,6 +93,5 @@ async def ask(address: str, num_clients: int, seconds: float, request: bytes) ->
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(asyncio.run(ask(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]).read_bytes())))
-    )
+    files = [file.read_bytes() for file in sorted(Path(sys.argv[4]).iterdir())]
+    print(json.dumps(asyncio.run(ask(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), files))))
