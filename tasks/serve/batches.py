@@ -82,8 +82,7 @@ class Batches:
     """The queue of a worker, and its lanes.
 
     One lane per core. Where all are busy, each has one thread of computation: one decodes while another computes, and
-    no batch waits at the end of each layer for the slowest of several threads. A lane that is busy alone has the
-    threads of all.
+    no batch waits at the end of each layer for the slowest thread. Alone, a lane has the threads of all.
     """
 
     def __init__(
