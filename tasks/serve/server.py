@@ -34,7 +34,7 @@ from tasks.serve.service import check_settings
 from tasks.serve.worker import WorkerSettings, start_logging
 from tasks.storage import Storage, resolve_storage
 from tasks.system.home import PRIVATE_FOLDER, check_home, make_home, make_private_folder
-from tasks.system.listening import BACKLOG, listen
+from tasks.system.listening import BACKLOG, allow_connections, listen
 from tasks.system.signals import end_with_parent
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def serve(run: ServeRun, descriptor: int | None, parent: int | None) -> int:
     check_settings(run, storage)
     check_home(Path(storage.home), (*storage.home_entries, "serve"))
     make_home(Path(storage.home))
+    allow_connections()
     if descriptor is None:
         listening = listen(run.serve.port, "the service", "set serve.port to a free port", run.serve.host)
     else:

@@ -7,6 +7,7 @@ connections wait in the socket's backlog.
 
 import argparse
 import errno
+import resource
 import socket
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,9 @@ LOCAL_NAMES = (HOST, "localhost")
 
 BACKLOG = 2048
 """Connections that may wait while a server imports; the kernel's limit (net.core.somaxconn) may be lower."""
+
+MAX_FILES = 65_536
+"""Open files of a server; a shell often allows 1,024."""
 
 
 def listen(port: int, what: str, way_out: str, host: str = HOST) -> socket.socket:
@@ -51,6 +55,12 @@ def listen(port: int, what: str, way_out: str, host: str = HOST) -> socket.socke
             ) from None
         raise WrongInput(f"{what} cannot listen on {host}, port {port} ({error.strerror})", way_out=way_out) from None
     return opened
+
+
+def allow_connections() -> None:
+    """Let this process and its children have MAX_FILES files or the most that it may: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
 
 
 def free_port() -> int:

@@ -1,5 +1,6 @@
 """A service as users run it: its processes, its models as the registry changes, its log, and its page."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -8,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import deltalake
@@ -27,7 +30,7 @@ from tasks.serve.registry import fetch_package
 from tasks.serve.request_log import rows_of
 from tasks.serve.service import Service, ServiceFailed
 from tasks.storage import Storage, resolve_storage
-from tasks.system.listening import free_port
+from tasks.system.listening import allow_connections, free_port
 from tasks.tracking import models
 from tasks.tracking.server import prepare_tracking
 from tests.builders.chromium import chromium, text_of
@@ -306,6 +309,64 @@ def test_a_port_in_use_is_refused(home: Storage, prefect_harness: None) -> None:
         port = int(taken.getsockname()[1])
         with pytest.raises(WrongInput, match=f"port {port} for the service is in use: .*serve.port"):
             serve(parameters(home, port=port))
+
+
+def test_large_slow_and_many_clients_stop_no_other_one(running: Service) -> None:
+    """200 MB with and without their length, clients that send a byte and wait or go, and 1,000 at once.
+
+    Each gets a status that says why, from the processes that were there before, and nothing fails in the log.
+    """
+    port, image = int(running.url.rpartition(":")[2]), picture(5)
+    before, said = {worker.pid for worker in workers(running)}, len(running.log.read_text())
+    sizes = {worker.pid: worker.memory_info().rss for worker in workers(running)}
+
+    async def connect(head: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n{head}\r\n\r\n".encode())
+        return reader, writer
+
+    async def status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        found = int((await reader.readline()).split()[1])
+        writer.close()
+        return found
+
+    async def send_200_mb(head: str, part: bytes) -> int:
+        reader, writer = await connect(head)
+        answered = asyncio.ensure_future(status(reader, writer))
+        with suppress(ConnectionError):  # The service need not read on.
+            for _megabyte in range(200):
+                writer.write(part)
+                await writer.drain()
+                if answered.done():
+                    break
+        return await answered
+
+    async def ask_once() -> int:
+        reader, writer = await connect(f"Content-Length: {len(image)}")
+        writer.write(image)
+        return await status(reader, writer)
+
+    async def all_of_them() -> Counter[int]:
+        megabyte = bytes(1_000_000)
+        assert await send_200_mb("Content-Length: 200000000", megabyte) == 413
+        assert await send_200_mb("Transfer-Encoding: chunked", b"f4240\r\n" + megabyte + b"\r\n") == 413
+        slow = [await connect(f"Content-Length: {len(image)}") for _number in range(50)]
+        for _reader, writer in slow:
+            writer.write(image[:1])
+        assert await ask_once() == 200
+        for number, (_reader, writer) in enumerate(slow):
+            (writer.close if number % 2 else writer.transport.abort)()
+        return Counter(await asyncio.gather(*(ask_once() for _number in range(1000))))
+
+    allow_connections()
+    statuses = asyncio.run(all_of_them())
+
+    assert statuses.keys() <= {200, 429, 503}
+    assert statuses[200] >= 100
+    ask(running.url, image)
+    assert {worker.pid for worker in workers(running)} == before
+    assert all(worker.memory_info().rss < sizes[worker.pid] + (300 << 20) for worker in workers(running))
+    assert "Traceback" not in running.log.read_text()[said:]
 
 
 def test_kept_images_are_those_of_the_requests(running: Service, home: Storage) -> None:
