@@ -1,8 +1,10 @@
 """A service as users run it: its processes, its models as the registry changes, its log, and its page."""
 
 import asyncio
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +20,7 @@ import deltalake
 import httpx
 import psutil
 import pytest
+from PIL import Image
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -34,6 +37,7 @@ from tasks.system.listening import allow_connections, free_port
 from tasks.tracking import models
 from tasks.tracking.server import prepare_tracking
 from tests.builders.chromium import chromium, text_of
+from tests.builders.image_bytes import encoded
 from tests.builders.processes import ROOT
 from tests.builders.services import NAME, asking, parameters, picture, register, service, until, workers
 from tests.builders.tracking_server import TrackingServer
@@ -309,6 +313,56 @@ def test_a_port_in_use_is_refused(home: Storage, prefect_harness: None) -> None:
         port = int(taken.getsockname()[1])
         with pytest.raises(WrongInput, match=f"port {port} for the service is in use: .*serve.port"):
             serve(parameters(home, port=port))
+
+
+def shell_block(readme: str, part: str) -> str:
+    """Return the only block of shell commands of a README that has this part."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / readme).read_text(), re.DOTALL | re.MULTILINE)
+    (found,) = [block for block in blocks if part in block]
+    return str(found)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_commands_of_the_readmes_are_run(running: Service, home: Storage, tmp_path: Path) -> None:
+    """Those of clients with this service, and those of the live test and of explanations with its model."""
+    for name, kind in (("photo.jpg", "JPEG"), ("other.heic", "HEIC"), ("new-photos/a.png", "PNG")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(Image.open(io.BytesIO(picture(6))), kind))
+    (tmp_path / ".curlrc").write_text("fail-with-body\nsilent\n")
+    replaced = {
+        "http://127.0.0.1:8000": running.url,
+        "2026-11-30-6f0c...": str(ask(running.url, picture(6))["request_id"]),
+        ".venv/bin/python": f"cd '{ROOT}'; {sys.executable}",
+        "--tables demo-digits --model_name demo-digits": f"--tables '{home.tables}' --model_name {NAME}",
+        "/data/new-photos": str(tmp_path / "new-photos"),
+    }
+    blocks = (
+        shell_block("tasks/serve/README.md", "curl"),
+        shell_block("flows/README.md", "-m flows.compare_live"),
+        shell_block("flows/README.md", "-m flows.explain"),
+    )
+    environment = {"LAKEVISION_HOME": home.home, "LAKEVISION_TRACKING_URI": home.tracking, "CURL_HOME": str(tmp_path)}
+    said = []
+    for block in blocks:
+        for before, after in replaced.items():
+            block = block.replace(before, after)  # noqa: PLW2901
+        done = subprocess.run(
+            ["bash", "-ec", block],
+            cwd=tmp_path,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (block, done.stdout, done.stderr)
+        said.append(done.stdout + done.stderr)
+
+    assert said[0].count('"request_id"') == 2
+    assert said[0].endswith('{"status":"added"}')
+    assert Image.open(tmp_path / "heat.jpg").format == "JPEG"
+    assert "is not decided to be better" in said[1]
+    assert list(Path(home.home, "explanations").glob("*.jpg"))
 
 
 def test_large_slow_and_many_clients_stop_no_other_one(running: Service) -> None:
