@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException as BadForm
+from starlette.formparsers import MultiPartParser
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
@@ -309,6 +310,8 @@ def create_app(settings: WorkerSettings) -> ASGIApp:
         finally:
             await asyncio.to_thread(worker.end)
 
+    # The images of a form stay in memory, as the guard allows: writes to files would stop all other requests.
+    MultiPartParser.spool_max_size = serve.max_megabytes * 10**6
     app = FastAPI(title="lakevision", docs_url=None, redoc_url=None, lifespan=running)
     app.state.worker = worker
     app.include_router(router)

@@ -131,11 +131,6 @@ class Batches:
         for lane in self._lanes:
             lane.join()
 
-    @property
-    def num_waiting(self) -> int:
-        """Number of images that wait for a lane."""
-        return len(self._places)
-
     @contextmanager
     def arriving(self) -> Iterator[None]:
         """Mark a request whose images are still being received: a batch waits a moment for them."""

@@ -79,10 +79,22 @@ def _move(journal: Journal, kind: Kind, storage: Storage, newest: int) -> None:
     while pending := journal.pending(kind, storage.tables, newest):
         last, known = pending[-1].id, _last_moved(path, transaction)
         rows = [_typed(row.row, row.content, SCHEMAS[kind]) for row in pending if row.id > known]
+        if kind == "request_images":
+            rows = _new_images(storage, rows)
         if rows:
             with write_access(path), translate_disk_full(path, storage.home):
                 append_rows(path, pa.Table.from_pylist(rows, SCHEMAS[kind]), None, PARTITION, (transaction, last))
         journal.remove(kind, storage.tables, last)
+
+
+def _new_images(storage: Storage, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the images that the table does not have on the same day: it has one row a day of the same image."""
+    kept, digest = set(), columns_of(REQUEST_IMAGES_ARROW, "sha256")
+    for day in {row["day"] for row in rows}:
+        kept |= {
+            (day, found) for found in rows_of(storage, "request_images", digest, None, {day})["sha256"].to_pylist()
+        }
+    return [row for row in rows if (row["day"], row["sha256"]) not in kept]
 
 
 def _typed(row: dict[str, Any], content: bytes | None, schema: pa.Schema) -> dict[str, Any]:

@@ -49,7 +49,9 @@ def check_logged(home: Storage, clients: Clients, killed: list[float]) -> None:
     rows = logged(home)
     assert max(rows.values()) == 1
     lost = [at for name, at in clients.ids.items() if name not in rows]
-    assert all(any(0 <= kill - at < LOST_SECONDS for kill in killed) for at in lost), (lost, killed)
+    # A client may read an answer a little after the kill.
+    late = [at for at in lost if not any(abs(kill - at) < LOST_SECONDS for kill in killed)]
+    assert late == [], killed
 
 
 def kill_a_worker(running: Service, draw: random.Random) -> float:

@@ -349,6 +349,17 @@ def test_feedback_is_added_once_for_an_image_that_was_predicted(
     assert row.row["day"] == answer["request_id"][:10]
 
 
+def test_images_of_a_form_stay_in_memory(start: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file would be on the disk of the machine for a while, and its writes would stop the other requests."""
+    monkeypatch.setattr("tempfile.TemporaryFile", None)
+    pixels = np.random.default_rng(3).integers(0, 256, (1200, 1200, 3), dtype=np.uint8)
+    large = encoded(Image.fromarray(pixels), "PNG")
+    answer = start().post("/predict", files=[("a", ("a.png", large)), ("b", ("b.png", image(1)))])
+
+    assert len(large) > 4 << 20
+    assert [one["error"] for one in answer.json()["predictions"]] == [None, None]
+
+
 def test_answers_are_logged_without_images(start: Callable[..., TestClient], storage: Storage) -> None:
     """Unless the service keeps them; a broken one is not kept."""
     for keeps in (False, True):

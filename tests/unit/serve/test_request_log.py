@@ -70,6 +70,17 @@ def _feedback(request_id: str) -> dict[str, object]:
     return {"day": request_id[:10], "request_id": request_id, "image": 0, "label": "cat", "given_at": NOON.isoformat()}
 
 
+def test_an_image_that_is_sent_again_has_one_row_a_day(storage: Storage, journal: Journal) -> None:
+    """Also if the earlier row was moved already; the row of another day is removed later."""
+    for name, day in (("aa", "2026-11-29"), ("aa", "2026-11-30"), ("aa", "2026-11-30"), ("bb", "2026-11-30")):
+        add(journal, storage.tables, name, day)
+        move_rows(journal, storage)
+
+    rows = deltalake.DeltaTable(storage.table("request_images")).to_pyarrow_table().to_pylist()
+    found = sorted((row["day"], row["sha256"]) for row in rows)
+    assert found == [("2026-11-29", "aa"), ("2026-11-30", "aa"), ("2026-11-30", "bb")]
+
+
 def test_rows_that_a_killed_move_has_committed_are_not_moved_again(
     storage: Storage, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
