@@ -87,6 +87,20 @@ def ask(folder: Path, port: int, clients: int, requests: list[bytes]) -> dict[st
     return found
 
 
+def stop(group: int, running: ExitStack) -> None:
+    """Stop the processes of a server until the stack ends."""
+    os.killpg(group, signal.SIGSTOP)
+    running.callback(os.killpg, group, signal.SIGCONT)
+
+
+def ask_alone(group: int, folder: Path, port: int, clients: int, requests: list[bytes]) -> dict[str, Any]:
+    """Return the answer of the clients' process; the server is stopped before and after."""
+    os.killpg(group, signal.SIGCONT)
+    found = ask(folder, port, clients, requests)
+    os.killpg(group, signal.SIGSTOP)
+    return found
+
+
 @contextmanager
 def server(command: Sequence[str], port: int, path: str, log: Any, environment: dict[str, str]) -> Iterator[int]:
     """Run a peer until the block ends, which begins when it answers; the value is its process id."""
@@ -131,14 +145,11 @@ def against_peers(inputs: Inputs, litserve: str | None, num_rounds: int, log: An
             groups["LitServe"] = running.enter_context(server(command, ports["LitServe"], "/health", log, {}))
         names = list(groups)
         for group in groups.values():
-            os.killpg(group, signal.SIGSTOP)
-            running.callback(os.killpg, group, signal.SIGCONT)
+            stop(group, running)
         for number in range(num_rounds):
             for clients in CLIENTS:
                 for name in names[number % len(names) :] + names[: number % len(names)]:
-                    os.killpg(groups[name], signal.SIGCONT)
-                    found = ask(inputs.folder, ports[name], clients, requests[name])
-                    os.killpg(groups[name], signal.SIGSTOP)
+                    found = ask_alone(groups[name], inputs.folder, ports[name], clients, requests[name])
                     rounds.setdefault((name, clients), []).append(found)
                     print(f"{clients} clients, {name}: {found}", flush=True)
             script = [sys.executable, str(ROOT / "tests/benchmarks/serve_bare.py"), str(inputs.package)]
@@ -184,12 +195,17 @@ def alone(inputs: Inputs, num_rounds: int) -> list[Figure]:
     rates: dict[bool, list[float]] = {True: [], False: []}
     ports = {is_logged: free_port() for is_logged in rates}
     with ExitStack() as running:
+        groups = {}
         for is_logged, own in ports.items():
-            running.enter_context(running_service(parameters(inputs, own, log_requests=is_logged), storage))
+            started = running_service(parameters(inputs, own, log_requests=is_logged), storage)
+            groups[is_logged] = running.enter_context(started).process.pid
+        for group in groups.values():
+            stop(group, running)
         for number in range(2 * num_rounds):
             for is_logged in (True, False) if number % 2 else (False, True):
                 own = ports[is_logged]
-                rates[is_logged].append(ask(inputs.folder, own, 64, forms(inputs, own))["rate"])
+                found = ask_alone(groups[is_logged], inputs.folder, own, 64, forms(inputs, own))
+                rates[is_logged].append(found["rate"])
     pairs = list(zip(rates[True], rates[False], strict=True))
     figures.append(rate_figure("requests/s with the log, 64 clients", "", "without", pairs, 0.95))
     port = free_port()
