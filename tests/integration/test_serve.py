@@ -345,17 +345,18 @@ def test_the_commands_of_the_readmes_are_run(running: Service, home: Storage, tm
     environment = {"LAKEVISION_HOME": home.home, "LAKEVISION_TRACKING_URI": home.tracking, "CURL_HOME": str(tmp_path)}
     said = []
     for block in blocks:
+        commands = block
         for before, after in replaced.items():
-            block = block.replace(before, after)  # noqa: PLW2901
+            commands = commands.replace(before, after)
         done = subprocess.run(
-            ["bash", "-ec", block],
+            ["bash", "-ec", commands],
             cwd=tmp_path,
             env=os.environ | environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, (block, done.stdout, done.stderr)
+        assert done.returncode == 0, (commands, done.stdout, done.stderr)
         said.append(done.stdout + done.stderr)
 
     assert said[0].count('"request_id"') == 2
