@@ -90,6 +90,11 @@ def write_event_file(folder: Path, history: Sequence[EpochMetrics], name: str) -
     """Write one event file with all epochs, with the number of the epoch as the step.
 
     It is written at the end and not during training, so that a resumed run has each epoch in it only once.
+
+    Args:
+        folder: Folder of the file.
+        history: Metrics of the epochs, in order.
+        name: Suffix of the file's name, so that a repeated call for the same run replaces the file.
     """
     with event_file(folder, name) as writer:
         for metrics in history:

@@ -25,6 +25,7 @@ from tasks.errors import loggable
 from tasks.model_package.reasons import BadImage, Reason
 from tasks.serve.batches import Answered, NotReady, Overloaded
 from tasks.serve.guard import FEWER, Guard, TooLarge, TooMuchAtOnce
+from tasks.serve.served import exclude_imports
 from tasks.serve.worker import Worker, WorkerSettings, start_logging
 from tasks.system.signals import end_with_parent
 
@@ -304,6 +305,7 @@ def create_app(settings: WorkerSettings) -> ASGIApp:
         supervisor = parent_process()
         if supervisor is not None and supervisor.pid is not None:
             end_with_parent(supervisor.pid)  # Otherwise it would keep the port of a supervisor that was killed.
+            await asyncio.to_thread(exclude_imports)
         await asyncio.to_thread(worker.start)
         try:
             yield

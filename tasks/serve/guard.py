@@ -126,8 +126,8 @@ class Guard:
 async def _refuse(send: Send, status: int, sentence: str) -> None:
     body = json.dumps({"detail": sentence}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    # The rest of the body is not read: the connection ends with the answer.
-    headers.append((b"connection", b"close"))
+    # The connection stays, and uvicorn drops the rest of the body. If it ended with bytes that nobody has read, the
+    # client would be sent a reset, and could lose the answer.
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -85,6 +85,17 @@ class Lineup(NamedTuple):
     problem: str = ""
 
 
+def exclude_imports() -> None:
+    """Exclude all objects of this process from later collections, after the imports that a version needs.
+
+    A collection that looks at them stops all lanes for a quarter of a second (LOG.md). It is not for a process with a
+    version: a network has cycles, and would stay in memory when the next one has replaced it.
+    """
+    import tasks.model_package.classifier  # noqa: F401  # Here: seconds.
+
+    gc.freeze()
+
+
 class ServedModels:
     """The versions of a worker, which a thread keeps up to date; a batch keeps the lineup that it began with.
 
@@ -125,11 +136,6 @@ class ServedModels:
         self._thread.join()
 
     def _keep_up(self) -> None:
-        import tasks.model_package.classifier  # noqa: F401  # Here: seconds.
-
-        # Excludes the imported objects from all later collections, which would stop the lanes for a quarter of a
-        # second. Not a network: it has cycles, and would stay in memory when the next version has replaced it.
-        gc.freeze()
         while True:
             try:
                 self.refresh()
