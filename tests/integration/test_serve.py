@@ -373,7 +373,7 @@ def test_large_slow_and_many_clients_stop_no_other_one(running: Service) -> None
     """
     port, image = int(running.url.rpartition(":")[2]), picture(5)
     before, said = {worker.pid for worker in workers(running)}, len(running.log.read_text())
-    sizes = {worker.pid: worker.memory_info().rss for worker in workers(running)}
+    size = max(worker.memory_info().rss for worker in workers(running))  # One of them may have just been started.
 
     async def connect(head: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -420,7 +420,7 @@ def test_large_slow_and_many_clients_stop_no_other_one(running: Service) -> None
     assert statuses[200] >= 100
     ask(running.url, image)
     assert {worker.pid for worker in workers(running)} == before
-    assert all(worker.memory_info().rss < sizes[worker.pid] + (300 << 20) for worker in workers(running))
+    assert max(worker.memory_info().rss for worker in workers(running)) < size + (300 << 20)
     assert "Traceback" not in running.log.read_text()[said:]
 
 
