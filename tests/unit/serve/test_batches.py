@@ -297,4 +297,5 @@ def test_what_waits_is_answered_at_the_end(make_queue: Callable[..., Queue]) -> 
     queue.batches.close()
 
     assert [queue.labels(request) for request in requests] == [[f"champion {number}"] for number in range(20)]
+    assert not queue.batches._places
     assert len(queue.finished) == 20
