@@ -108,12 +108,13 @@ Classes = Annotated[
 
 
 class DescribedClasses(BaseModel):
-    """The classes in a description, and thresholds of UNKNOWN; torch is not imported to validate them."""
+    """The classes in a description, thresholds of UNKNOWN, and digest; torch is not imported to validate them."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     classes: Classes
     unknown_thresholds: Thresholds | None = None
+    weights_sha256: str = ""
 
 
 class Description(BaseModel):
@@ -216,7 +217,7 @@ def read_description(folder: Path) -> Description:
 
 
 def read_classes(folder: Path) -> DescribedClasses:
-    """Return the classes of a model package, and its thresholds; the rest of its description is not validated.
+    """Return the classes of a model package, its thresholds and digest; the rest of it is not validated.
 
     Raises:
         InvalidPackage: As `read_description`.

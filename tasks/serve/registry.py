@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -16,7 +17,6 @@ from tasks.model_package.description import (
     InvalidPackage,
     file_sha256,
     read_classes,
-    read_description,
 )
 from tasks.predict.champion import champion_of, translate_invalid
 from tasks.predict.scoring import check_settings
@@ -89,7 +89,7 @@ def fetch_package(model: ModelRef, storage: Storage) -> ServedVersion:
 def _is_whole(folder: Path) -> bool:
     """Return whether the weights in a folder are those of its description; a loss of power may have cut them."""
     try:
-        return file_sha256(folder / WEIGHTS_FILE) == read_description(folder).weights_sha256
+        return file_sha256(folder / WEIGHTS_FILE) == read_classes(folder).weights_sha256
     except (InvalidPackage, OSError):
         return False
 
@@ -132,25 +132,20 @@ class RegistryWatch:
                 with reachable(storage):
                     found = model_with_alias(storage, champion.name, CHALLENGER)
                 if found is not None and found != champion:
-                    challenger = self._version(found, self._served.challenger, storage)
+                    challenger = self._version(found, storage)
             except WrongInput as error:
                 problem = str(error)
-        served = Served(
-            champion=self._version(champion, self._served.champion, storage), challenger=challenger, problem=problem
-        )
+        served = Served(champion=self._version(champion, storage), challenger=challenger, problem=problem)
         remove_packages(storage)
         return served
 
-    @staticmethod
-    def _version(model: ModelRef, before: ServedVersion | None, storage: Storage) -> ServedVersion:
-        if (
-            before is None
-            or (before.model, before.tables) != (model, storage.tables)
-            or not Path(before.folder).is_dir()
-        ):
-            return fetch_package(model, storage)
-        Path(before.folder).touch()
-        return before
+    def _version(self, model: ModelRef, storage: Storage) -> ServedVersion:
+        for before in (self._served.champion, self._served.challenger):  # A promotion names the challenger again.
+            if before is not None and (before.model, before.tables) == (model, storage.tables):
+                with suppress(FileNotFoundError):
+                    os.utime(before.folder)
+                    return before
+        return fetch_package(model, storage)
 
 
 def remove_packages(storage: Storage) -> None:

@@ -147,8 +147,8 @@ class ServedModels:
     def refresh(self) -> None:
         """Load what the supervisor names now. A version that cannot be loaded changes nothing but the problem."""
         served, now = Served.read(self._file), self.lineup
-        champion, problem = self._loaded("champion", served.champion, now.champion)
-        challenger, of_challenger = self._loaded("challenger", served.challenger, now.challenger)
+        champion, problem = self._loaded("champion", served.champion, now.champion, now.challenger)
+        challenger, of_challenger = self._loaded("challenger", served.challenger, now.challenger, now.champion)
         if served.challenger is None:
             challenger = None
         found = Lineup(champion, challenger, "; ".join(filter(None, (served.problem, problem, of_challenger))))
@@ -157,13 +157,18 @@ class ServedModels:
         if champion is not None or JUST_STARTED not in found.problem:
             self._is_settled.set()
 
-    def _loaded(self, alias: str, wanted: ServedVersion | None, now: Loaded | None) -> tuple[Loaded | None, str]:
-        """Return a version in memory, and why it is not the wanted one."""
+    def _loaded(
+        self, alias: str, wanted: ServedVersion | None, now: Loaded | None, other: Loaded | None
+    ) -> tuple[Loaded | None, str]:
+        """Return a version in memory, and why it is not the wanted one.
+
+        The version of the other alias is not loaded again: that is a challenger that was promoted.
+        """
         if wanted is None or (now is not None and now.version == wanted):
             return now, ""
         if (problem := self._failed.get(wanted.folder)) is None:
             try:
-                loaded = self._load(wanted)
+                loaded = other if other is not None and other.version == wanted else self._load(wanted)
             except Exception as error:  # Also of a device. The version of the other alias is served all the same.
                 problem = f"version {wanted.model.version} is not used: {error}"
                 logger.error("%s", problem)  # noqa: TRY400  # the sentence says it all

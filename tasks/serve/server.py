@@ -24,7 +24,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from tasks.config.serving import ServeRun
-from tasks.environment import worker_memory
+from tasks.environment import PROGRESS_BARS, worker_memory
 from tasks.errors import UserError, WrongInput, explain
 from tasks.serve.app import create_app
 from tasks.serve.journal import Journal
@@ -139,8 +139,8 @@ def serve(run: ServeRun, descriptor: int | None, parent: int | None) -> int:
     settings = WorkerSettings(
         serve=run.serve, predict=run.predict, storage=storage, served=str(served), figures=str(figures)
     )
-    # Read by prometheus-client, and by the C library, when a worker starts.
-    os.environ.update(worker_memory() | {"PROMETHEUS_MULTIPROC_DIR": str(figures)})
+    # Read by prometheus-client and the C library when a worker starts, and by MLflow in this process.
+    os.environ.update(worker_memory() | {"PROMETHEUS_MULTIPROC_DIR": str(figures), PROGRESS_BARS: "false"})
     beside = [Repeated("registry", LOOK_SECONDS, _look(run, served))]
     journal = open_journal(storage) if run.serve.log_requests else None
     if journal is not None:

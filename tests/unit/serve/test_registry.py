@@ -142,6 +142,25 @@ def test_a_broken_challenger_does_not_keep_the_champion_from_being_served(
     assert Served.read(file).problem == ""
 
 
+def test_a_challenger_that_is_promoted_is_not_read_again(
+    known: Registry, storage: Storage, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the champion whose place it takes: their weights were digested when they were fetched."""
+    known.challenger = SECOND
+    looking = watch(storage, file, challenger="shadow")
+    looking.look()
+    before = Served.read(file)
+    digested: list[Path] = []
+    monkeypatch.setattr(registry, "file_sha256", digested.append)
+    known.champion, known.challenger = SECOND, FIRST
+    looking.look()
+    after = Served.read(file)
+
+    assert before.champion is not None
+    assert (after.champion, after.challenger) == (before.challenger, before.champion)
+    assert (known.fetched, digested) == ([2, 1], [])
+
+
 def test_a_champion_is_not_its_own_challenger(known: Registry, storage: Storage, file: Path) -> None:
     """As after its promotion, before the alias is removed."""
     known.challenger = FIRST

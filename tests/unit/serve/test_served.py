@@ -52,6 +52,9 @@ def test_versions_are_loaded_once_and_replaced(
     name_versions(file, second, first)
     models.refresh()
     after = models.lineup
+    name_versions(file, first)
+    models.refresh()
+    promoted = models.lineup
     name_versions(file, second)
     models.refresh()
 
@@ -61,9 +64,11 @@ def test_versions_are_loaded_once_and_replaced(
     assert after.challenger is not None
     assert before.champion.version == first
     assert (after.champion.version, after.challenger.version) == (second, first)
+    assert promoted.champion is after.challenger  # It is not loaded again.
     assert models.lineup.challenger is None
-    assert models.lineup.champion is after.champion
-    assert loads == [("champion", 1), ("champion", 2), ("challenger", 1)]
+    assert models.lineup.champion is not None
+    assert models.lineup.champion.version == second
+    assert loads == [("champion", 1), ("champion", 2), ("challenger", 1), ("champion", 1), ("champion", 2)]
     assert before.champion.classifier.predict([b""])[0].error
 
 
