@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import boto3
 import deltalake
+import httpx
 import pyarrow as pa
 import pytest
 import s3fs
@@ -23,6 +24,8 @@ from tasks.errors import LockLost, TableInUse, WrongInput
 from tasks.object_store import check_store, file_system, has_conditional_puts, list_names
 from tasks.refs import CacheRef
 from tasks.registry.history import DecisionRow, record
+from tasks.schema import FEEDBACK_ARROW, REQUEST_IMAGES_ARROW, REQUESTS_ARROW, columns_of
+from tasks.serve.request_log import rows_of
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.system.disk import check_writable
@@ -31,9 +34,12 @@ from tasks.tables import delta, writer
 from tasks.tables.direct_commits import append_rows
 from tasks.tables.parquet_rows import spool_rows
 from tasks.tables.writer import write_access
+from tasks.tracking.server import prepare_tracking
 from tests.builders.hand_made_cache import hand_made_cache
 from tests.builders.object_store import ObjectStore, minio_program, serve, serve_minio
 from tests.builders.processes import ROOT, plain_environment, run_python
+from tests.builders.services import picture, register, service
+from tests.builders.untrained_model import CLASSES
 from tests.conftest import write_images
 
 
@@ -242,3 +248,30 @@ def test_driver_that_cannot_renew_its_mark_commits_nothing(store, tmp_path, monk
         assert len(list(marks.iterdir())) == 1
     log = store.folder / "lake" / "tables" / "promotions" / "_delta_log"
     assert [file.name for file in log.glob("*.json")] == [f"{0:020}.json"]
+
+
+def test_a_service_logs_its_requests_and_feedback_on_a_store(store, tmp_path):
+    """Each row once, after the service has ended; feedback for a request finds it there, also from the next service."""
+    local = resolve_storage(StorageConfig(home=str(tmp_path / "home")))
+    storage = local.model_copy(update={"tables": "s3a://lake/my tables"})
+    prepare_tracking(local)
+    register(local, tmp_path, 1, "champion")
+    asked: list[str] = []
+    given = []
+    for first in range(2):
+        with service(storage, num_workers=1, keep_images=True) as running, httpx.Client(trust_env=False) as client:
+            for seed in range(3):
+                image = {"content": picture(seed), "headers": {"Content-Type": "image/png"}}
+                answer = client.post(f"{running.url}/predict", **image, timeout=60).raise_for_status().json()
+                asked.append(answer["request_id"])
+            # The second service has the first one's rows in the table alone.
+            for request_id in asked[first : first + 2]:
+                feedback = {"request_id": request_id, "image": 0, "label": CLASSES[0]}
+                given.append(client.post(f"{running.url}/feedback", json=feedback, timeout=60).status_code)
+
+    assert given == [200, 200, 409, 200]
+    columns = columns_of(REQUESTS_ARROW, "request_id", "image")
+    assert sorted(rows_of(storage, "requests", columns)["request_id"].to_pylist()) == sorted(asked)
+    assert rows_of(storage, "feedback", columns_of(FEEDBACK_ARROW, "label"))["label"].to_pylist() == [CLASSES[0]] * 3
+    kept = rows_of(storage, "request_images", columns_of(REQUEST_IMAGES_ARROW, "content"))
+    assert sorted(kept["content"].to_pylist()) == sorted(picture(seed) for seed in range(3))
