@@ -26,7 +26,7 @@ from tasks.model_package.reasons import BadImage, Reason
 from tasks.serve.batches import Answered, NotReady, Overloaded
 from tasks.serve.guard import FEWER, Guard, TooLarge, TooMuchAtOnce
 from tasks.serve.served import exclude_imports
-from tasks.serve.worker import Worker, WorkerSettings, start_logging
+from tasks.serve.worker import NotStored, Worker, WorkerSettings, start_logging
 from tasks.system.signals import end_with_parent
 
 router = APIRouter()
@@ -318,6 +318,9 @@ def create_app(settings: WorkerSettings) -> ASGIApp:
     app.state.worker = worker
     app.include_router(router)
 
+    def not_stored(error: Exception) -> str:
+        return f"the feedback cannot be stored now ({error}): try again"
+
     sentences: dict[type[Exception], tuple[int, Callable[[Any], str]]] = {
         RequestValidationError: (400, _first_problem),
         ValidationError: (400, _first_problem),
@@ -327,7 +330,8 @@ def create_app(settings: WorkerSettings) -> ASGIApp:
         Overloaded: (429, str),
         NotReady: (503, lambda error: f"no prediction now: {error}"),
         TimeoutError: (503, lambda _error: f"no answer within {serve.request_seconds} s: too many images wait"),
-        sqlite3.OperationalError: (503, lambda error: f"the feedback cannot be stored now ({error}): try again"),
+        sqlite3.OperationalError: (503, not_stored),
+        NotStored: (503, not_stored),
         Exception: (500, lambda _error: "the request failed: the log of the service says why"),
     }
 

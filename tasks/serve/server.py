@@ -82,29 +82,33 @@ class Supervisor(Multiprocess):
 class Repeated(threading.Thread):
     """Work that is repeated beside the workers; a failure is logged, and the work is tried again."""
 
-    def __init__(self, name: str, seconds: float, work: Callable[[], object]) -> None:
+    def __init__(self, name: str, seconds: float, work: Callable[[], object], *, once_more: bool = False) -> None:
         super().__init__(name=name, daemon=True)
-        self._seconds, self._work, self._ended = seconds, work, threading.Event()
+        self._seconds, self._work, self._once_more = seconds, work, once_more
+        self._ended, self._said = threading.Event(), ""
 
     def run(self) -> None:
         """Work until `end`, first at once."""
-        said = ""
-        while True:
-            try:
-                self._work()
-                said = ""
-            except Exception as error:
-                # A registry or disk that is away fails each time: said once, and with the next other reason.
-                if (text := f"{type(error).__name__}: {error}") != said:
-                    logger.warning("%s: %s", self.name, text, exc_info=not isinstance(error, UserError))
-                    said = text
-            if self._ended.wait(self._seconds):
-                return
+        self._attempt()
+        while not self._ended.wait(self._seconds):
+            self._attempt()
+
+    def _attempt(self) -> None:
+        try:
+            self._work()
+            self._said = ""
+        except Exception as error:
+            # A registry, store or disk that is away fails each time: said once, and with the next other reason.
+            if (text := f"{type(error).__name__}: {error}") != self._said:
+                logger.warning("%s: %s", self.name, text, exc_info=not isinstance(error, UserError))
+                self._said = text
 
     def end(self) -> None:
-        """End the thread after the work that it does now."""
+        """End the thread after the work that it does now, and work once more if that is asked for."""
         self._ended.set()
         self.join()
+        if self._once_more:
+            self._attempt()
 
 
 def service_folder(run: ServeRun, storage: Storage) -> Path:
@@ -142,10 +146,11 @@ def serve(run: ServeRun, descriptor: int | None, parent: int | None) -> int:
     # Read by prometheus-client and the C library when a worker starts, and by MLflow in this process.
     os.environ.update(worker_memory() | {"PROMETHEUS_MULTIPROC_DIR": str(figures), PROGRESS_BARS: "false"})
     beside = [Repeated("registry", LOOK_SECONDS, _look(run, served))]
-    journal = open_journal(storage) if run.serve.log_requests else None
-    if journal is not None:
+    if run.serve.log_requests:
         days = run.serve.keep_image_days
-        beside.append(Repeated("request log", MOVE_SECONDS, partial(move_rows, journal, storage)))
+        moving = partial(move_rows, open_journal(storage), storage)
+        # Once more after the workers, which write to the journal until they end.
+        beside.append(Repeated("request log", MOVE_SECONDS, moving, once_more=True))
         beside.append(Repeated("kept images", OLD_IMAGES_SECONDS, partial(_remove_old_images, served, storage, days)))
     supervisor = Supervisor(
         Config(
@@ -169,8 +174,6 @@ def serve(run: ServeRun, descriptor: int | None, parent: int | None) -> int:
     supervisor.run()
     for each in beside:
         each.end()
-    if journal is not None:
-        move_rows(journal, storage)
     shutil.rmtree(figures, ignore_errors=True)
     return int(any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes))
 

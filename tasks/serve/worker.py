@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.serving import ServeConfig
+from tasks.errors import loggable
 from tasks.refs import Ref
 from tasks.serve.batches import Answered, Batches, NotReady, Overloaded, Waiting
 from tasks.serve.journal import FLUSH_SECONDS, Journal, JournalWriter, NewRow
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 MAX_EXPLAINING = 8
 """Requests that may wait for an explanation, which takes as long as several predictions."""
+
+
+class NotStored(Exception):
+    """Feedback cannot be stored now; the message says why."""
 
 
 class WorkerSettings(Ref):
@@ -121,6 +126,7 @@ class Worker:
 
         Raises:
             NotReady: No version is loaded, whose tables have the answers.
+            NotStored: The table of the answers cannot be read.
         """
         champion, journal = self.models.lineup.champion, self._journal
         if champion is None or journal is None:
@@ -129,7 +135,10 @@ class Worker:
         key = f"{request_id} {image}"
 
         def has_answer() -> bool:
-            return journal.has("requests", key) or has_request(storage, request_id, image)
+            try:
+                return journal.has("requests", key) or has_request(storage, request_id, image)
+            except Exception as error:  # Each store's package has its own exceptions.
+                raise NotStored(loggable(error)) from error
 
         # The worker that answered may not have written it yet.
         until = time.monotonic() + 4 * FLUSH_SECONDS

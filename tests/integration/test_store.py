@@ -2,14 +2,17 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import boto3
 import deltalake
 import httpx
+import psutil
 import pyarrow as pa
 import pytest
 import s3fs
@@ -25,7 +28,7 @@ from tasks.object_store import check_store, file_system, has_conditional_puts, l
 from tasks.refs import CacheRef
 from tasks.registry.history import DecisionRow, record
 from tasks.schema import FEEDBACK_ARROW, REQUEST_IMAGES_ARROW, REQUESTS_ARROW, columns_of
-from tasks.serve.request_log import rows_of
+from tasks.serve.request_log import journal_file, rows_of
 from tasks.spark.session import NeedsSpark
 from tasks.storage import resolve_storage
 from tasks.system.disk import check_writable
@@ -250,8 +253,8 @@ def test_driver_that_cannot_renew_its_mark_commits_nothing(store, tmp_path, monk
     assert [file.name for file in log.glob("*.json")] == [f"{0:020}.json"]
 
 
-def test_a_service_logs_its_requests_and_feedback_on_a_store(store, tmp_path):
-    """Each row once, after the service has ended; feedback for a request finds it there, also from the next service."""
+def test_a_service_logs_requests_and_feedback_on_a_store_that_may_be_away(store, tmp_path):
+    """Each row once, for feedback in the next service, too. While the store is away, rows stay in the journal."""
     local = resolve_storage(StorageConfig(home=str(tmp_path / "home")))
     storage = local.model_copy(update={"tables": "s3a://lake/my tables"})
     prepare_tracking(local)
@@ -275,3 +278,16 @@ def test_a_service_logs_its_requests_and_feedback_on_a_store(store, tmp_path):
     assert rows_of(storage, "feedback", columns_of(FEEDBACK_ARROW, "label"))["label"].to_pylist() == [CLASSES[0]] * 3
     kept = rows_of(storage, "request_images", columns_of(REQUEST_IMAGES_ARROW, "content"))
     assert sorted(kept["content"].to_pylist()) == sorted(picture(seed) for seed in range(3))
+    with service(storage, num_workers=1) as running, httpx.Client(trust_env=False) as client:
+        [server] = [child for child in psutil.Process().children() if "rclone" in child.name()]
+        server.kill()
+        unknown = {"request_id": f"{asked[0][:11]}{'0' * 32}", "image": 0, "label": CLASSES[0]}
+        refused = client.post(f"{running.url}/feedback", json=unknown, timeout=60)
+        client.post(f"{running.url}/predict", **image, timeout=60).raise_for_status()
+        running.process.terminate()
+        ended = running.process.wait(60)
+    with closing(sqlite3.connect(journal_file(storage))) as journal:
+        left = journal.execute("SELECT kind, count(*) FROM rows").fetchone()
+
+    assert (refused.status_code, ended, left) == (503, 0, ("requests", 1))
+    assert refused.json()["detail"].startswith("the feedback cannot be stored now (Could not connect to the endpoint")
