@@ -24,7 +24,7 @@ from tasks.environment import api_key
 from tasks.errors import loggable
 from tasks.model_package.reasons import BadImage, Reason
 from tasks.serve.batches import Answered, NotReady, Overloaded
-from tasks.serve.guard import FEWER, Guard, TooLarge, TooMuchAtOnce
+from tasks.serve.guard import FEWER, Guard, TooLarge, TooMuchAtOnce, refusal
 from tasks.serve.served import exclude_imports
 from tasks.serve.worker import NotStored, Worker, WorkerSettings, start_logging
 from tasks.system.signals import end_with_parent
@@ -289,12 +289,6 @@ def _first_problem(error: RequestValidationError | ValidationError) -> str:
     return loggable(f"{place or 'the request'}: {first['msg'][:1].lower()}{first['msg'][1:]}")
 
 
-def problem(status: int, sentence: str) -> JSONResponse:
-    """Return the answer for a request that is refused."""
-    headers = {"Retry-After": "1"} if status in {429, 503} else {}
-    return JSONResponse({"detail": sentence}, status, headers)
-
-
 def create_app(settings: WorkerSettings) -> ASGIApp:
     """Return the application of a worker, behind its guard."""
     start_logging()
@@ -337,7 +331,7 @@ def create_app(settings: WorkerSettings) -> ASGIApp:
 
     async def refuse(_request: Request, error: Exception) -> JSONResponse:
         status, sentence = next(sentences[kind] for kind in type(error).__mro__ if kind in sentences)
-        return problem(status, sentence(error))
+        return refusal(status, sentence(error))
 
     for kind in sentences:
         app.add_exception_handler(kind, refuse)

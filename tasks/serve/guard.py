@@ -1,12 +1,12 @@
 """The guard of a service: host names, origins, its key, and the size of a request, before anything of it is read."""
 
 import hmac
-import json
 import re
 import time
 from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
@@ -72,7 +72,9 @@ class Guard:
         began = time.perf_counter()
         if (refused := self._refusal(scope["path"], Headers(scope=scope))) is not None:
             self._note(scope["path"], refused[0], time.perf_counter() - began)
-            await _refuse(send, *refused)
+            # The connection stays, and uvicorn drops the rest of the body. If it ended with bytes that nobody has read,
+            # the client would be sent a reset, and could lose the answer.
+            await refusal(*refused)(scope, receive, send)
             return
         num_bytes = 0
 
@@ -123,12 +125,8 @@ class Guard:
         return None
 
 
-async def _refuse(send: Send, status: int, sentence: str) -> None:
-    body = json.dumps({"detail": sentence}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    # The connection stays, and uvicorn drops the rest of the body. If it ended with bytes that nobody has read, the
-    # client would be sent a reset, and could lose the answer.
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def refusal(status: int, sentence: str) -> JSONResponse:
+    """Return the answer for a request that is refused."""
+    again = {"Retry-After": "1"}
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: again, 503: again}.get(status)
+    return JSONResponse({"detail": sentence}, status, headers)
