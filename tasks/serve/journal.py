@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
+from tasks.serve.repeated import Repeated
 from tasks.system.home import make_private_file
 from tasks.system.locks import mount_of
 
@@ -173,7 +174,7 @@ MAX_UNWRITTEN: dict[Kind, int] = {"requests": 100_000, "feedback": 100_000, "req
 """Rows in memory while the disk is full; more are lost, and counted. Those of images have megabytes."""
 
 
-class JournalWriter:
+class JournalWriter(Repeated):
     """A thread that writes rows to the journal, in batches, so that no answer waits for a disk."""
 
     def __init__(self, journal: Journal, on_lost: Callable[[int], None]) -> None:
@@ -183,15 +184,10 @@ class JournalWriter:
             journal: The journal.
             on_lost: Called with a number of rows that are lost, since the disk is full for long.
         """
+        super().__init__("lakevision-journal", FLUSH_SECONDS, self._flush, once_more=True)
         self._journal, self._on_lost = journal, on_lost
         self._rows: dict[Kind, list[NewRow]] = {kind: [] for kind in KINDS}
         self._adding = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lakevision-journal", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def put(self, kind: Kind, row: NewRow) -> None:
         """Have a row written within FLUSH_SECONDS."""
@@ -201,16 +197,6 @@ class JournalWriter:
             if (too_many := len(rows) - MAX_UNWRITTEN[kind]) > 0:
                 del rows[:too_many]
                 self._on_lost(too_many)
-
-    def end(self) -> None:
-        """Write the rows that are left, and end the thread."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(FLUSH_SECONDS):
-            self._flush()
-        self._flush()
 
     def _flush(self) -> None:
         for kind in KINDS:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from tasks.model_package.description import check_unknown, check_unsure
 from tasks.refs import ModelRef, Ref
+from tasks.serve.repeated import Repeated
 
 if TYPE_CHECKING:
     from tasks.model_package.classifier import ImageClassifier
@@ -96,7 +97,7 @@ def exclude_imports() -> None:
     gc.freeze()
 
 
-class ServedModels:
+class ServedModels(Repeated):
     """The versions of a worker, which a thread keeps up to date; a batch keeps the lineup that it began with.
 
     Attributes:
@@ -114,35 +115,25 @@ class ServedModels:
             unknown_rate: As in `ImageClassifier.predict`.
             on_loaded: Called with the alias and the number of a version that was loaded.
         """
+        super().__init__("lakevision-models", LOOK_SECONDS, self.refresh)
         self.lineup = Lineup(problem=JUST_STARTED)
         self._file, self._min_probability, self._unknown_rate = file, min_probability, unknown_rate
         self._on_loaded = on_loaded
         self._failed: dict[str, str] = {}
-        self._ended, self._is_settled = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._keep_up, name="lakevision-models", daemon=True)
+        self._is_settled = threading.Event()
 
     def start(self) -> None:
         """Load the versions, and again whenever the supervisor names others; return when the first are loaded.
 
         Until then another worker, which is ready, accepts the requests. Without a champion, all of them refuse.
         """
-        self._thread.start()
+        super().start()
         self._is_settled.wait(START_SECONDS)
 
     def end(self) -> None:
         """End the thread after the load that it does now: at the end of the process it would be in C++ code."""
-        self._ended.set()
         self._is_settled.set()
-        self._thread.join()
-
-    def _keep_up(self) -> None:
-        while True:
-            try:
-                self.refresh()
-            except Exception:  # The versions in memory are still right; the next look may succeed.
-                logger.exception("the versions of the service were not looked at")
-            if self._ended.wait(LOOK_SECONDS):
-                return
+        super().end()
 
     def refresh(self) -> None:
         """Load what the supervisor names now. A version that cannot be loaded changes nothing but the problem."""

@@ -12,7 +12,6 @@ import shutil
 import socket
 import sqlite3
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,10 @@ from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from tasks.config.serving import ServeRun
 from tasks.environment import PROGRESS_BARS, worker_memory
-from tasks.errors import UserError, WrongInput, explain
+from tasks.errors import WrongInput, explain
 from tasks.serve.app import create_app
 from tasks.serve.journal import Journal
+from tasks.serve.repeated import Repeated
 from tasks.serve.request_log import journal_file, move_rows, remove_old_images
 from tasks.serve.served import Served
 from tasks.serve.service import check_settings
@@ -77,38 +77,6 @@ class Supervisor(Multiprocess):
         for listening in self.sockets:
             listening.close()
         super().terminate_all()
-
-
-class Repeated(threading.Thread):
-    """Work that is repeated beside the workers; a failure is logged, and the work is tried again."""
-
-    def __init__(self, name: str, seconds: float, work: Callable[[], object], *, once_more: bool = False) -> None:
-        super().__init__(name=name, daemon=True)
-        self._seconds, self._work, self._once_more = seconds, work, once_more
-        self._ended, self._said = threading.Event(), ""
-
-    def run(self) -> None:
-        """Work until `end`, first at once."""
-        self._attempt()
-        while not self._ended.wait(self._seconds):
-            self._attempt()
-
-    def _attempt(self) -> None:
-        try:
-            self._work()
-            self._said = ""
-        except Exception as error:
-            # A registry, store or disk that is away fails each time: said once, and with the next other reason.
-            if (text := f"{type(error).__name__}: {error}") != self._said:
-                logger.warning("%s: %s", self.name, text, exc_info=not isinstance(error, UserError))
-                self._said = text
-
-    def end(self) -> None:
-        """End the thread after the work that it does now, and work once more if that is asked for."""
-        self._ended.set()
-        self.join()
-        if self._once_more:
-            self._attempt()
 
 
 def service_folder(run: ServeRun, storage: Storage) -> Path:
