@@ -23,9 +23,9 @@ from tasks.config.serving import ServeConfig
 from tasks.environment import api_key
 from tasks.errors import loggable
 from tasks.model_package.reasons import BadImage, Reason
-from tasks.serve.batches import Answered, NotReady, Overloaded
+from tasks.serve.batches import Answered, Overloaded
 from tasks.serve.guard import FEWER, Guard, TooLarge, TooMuchAtOnce, refusal
-from tasks.serve.served import exclude_imports
+from tasks.serve.served import NotReady, exclude_imports
 from tasks.serve.worker import NotStored, Worker, WorkerSettings, start_logging
 from tasks.system.signals import end_with_parent
 
@@ -232,9 +232,7 @@ async def add_feedback(request: Request) -> dict[str, str]:
 @router.get("/model")
 async def model(request: Request) -> dict[str, Any]:
     """Return name, version and classes of the champion."""
-    champion = worker_of(request).models.lineup.champion
-    if champion is None:
-        raise NotReady(worker_of(request).models.lineup.problem)
+    champion = worker_of(request).models.lineup.loaded_champion()
     named = champion.version.model
     return {"model": named.name, "model_version": named.version, "classes": list(champion.classifier.classes)}
 
@@ -249,13 +247,11 @@ async def health() -> dict[str, str]:
 async def ready(request: Request) -> dict[str, Any]:
     """Return the versions in memory, or 503 if there is none."""
     lineup = worker_of(request).models.lineup
-    if lineup.champion is None:
-        raise NotReady(lineup.problem)
-    challenger = None if lineup.challenger is None else lineup.challenger.version.model.version
+    named = lineup.loaded_champion().version.model
     return {
-        "model": lineup.champion.version.model.name,
-        "model_version": lineup.champion.version.model.version,
-        "challenger_version": challenger,
+        "model": named.name,
+        "model_version": named.version,
+        "challenger_version": None if lineup.challenger is None else lineup.challenger.version.model.version,
         "problem": lineup.problem,
     }
 

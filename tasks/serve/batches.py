@@ -24,10 +24,6 @@ class Overloaded(Exception):
     """More would wait than may; the message says what."""
 
 
-class NotReady(Exception):
-    """No version is loaded; the message says why."""
-
-
 @dataclass
 class Answered:
     """The answer for an image of a request.
@@ -147,8 +143,7 @@ class Batches:
             Overloaded: Too many images wait.
             NotReady: No version is loaded.
         """
-        if self._lineup().champion is None:
-            raise NotReady(self._lineup().problem)
+        self._lineup().loaded_champion()  # Without one, the request is refused at once.
         with self._changed:
             if len(self._places) + len(request.images) > self._serve.max_waiting:
                 raise Overloaded(f"more than {self._serve.max_waiting} images would wait: try again in a second")
@@ -199,13 +194,12 @@ class Batches:
 
     def _predict(self, batch: Sequence[Place]) -> None:
         lineup = self._lineup()
-        if lineup.champion is None:
-            raise NotReady(lineup.problem)
+        champion = lineup.loaded_champion()
         digests = [hashlib.sha256(place.request.images[place.number]).hexdigest() for place in batch]
         sides = [self._side(digest, lineup) for digest in digests]
         for side, own, other in (
-            ("champion", lineup.champion, lineup.challenger),
-            ("challenger", lineup.challenger, lineup.champion),
+            ("champion", champion, lineup.challenger),
+            ("challenger", lineup.challenger, champion),
         ):
             chosen = [number for number, found in enumerate(sides) if found == side]
             if not chosen or own is None:

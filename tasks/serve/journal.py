@@ -175,7 +175,11 @@ MAX_UNWRITTEN: dict[Kind, int] = {"requests": 100_000, "feedback": 100_000, "req
 
 
 class JournalWriter(Repeated):
-    """A thread that writes rows to the journal, in batches, so that no answer waits for a disk."""
+    """A thread that writes rows to the journal, in batches, so that no answer waits for a disk.
+
+    Attributes:
+        journal: The journal.
+    """
 
     def __init__(self, journal: Journal, on_lost: Callable[[int], None]) -> None:
         """Prepare the thread.
@@ -185,7 +189,7 @@ class JournalWriter(Repeated):
             on_lost: Called with a number of rows that are lost, since the disk is full for long.
         """
         super().__init__("lakevision-journal", FLUSH_SECONDS, self._flush, once_more=True)
-        self._journal, self._on_lost = journal, on_lost
+        self.journal, self._on_lost = journal, on_lost
         self._rows: dict[Kind, list[NewRow]] = {kind: [] for kind in KINDS}
         self._adding = threading.Lock()
 
@@ -205,7 +209,7 @@ class JournalWriter(Repeated):
             if not rows:
                 continue
             try:
-                self._journal.add(kind, rows)
+                self.journal.add(kind, rows)
             except sqlite3.Error as error:
                 logger.warning("%d rows of '%s' are not in the journal yet: %s", len(rows), kind, error)
                 with self._adding:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
+from tasks.config.prediction import PredictConfig
 from tasks.model_package.description import check_unknown, check_unsure
 from tasks.refs import ModelRef, Ref
 from tasks.serve.repeated import Repeated
@@ -64,6 +65,10 @@ class Served(Ref):
             return cls(problem=JUST_STARTED)
 
 
+class NotReady(Exception):
+    """No version is loaded; the message says why."""
+
+
 class Loaded(NamedTuple):
     """A version in the memory of a worker.
 
@@ -85,6 +90,16 @@ class Lineup(NamedTuple):
     challenger: Loaded | None = None
     problem: str = ""
 
+    def loaded_champion(self) -> Loaded:
+        """Return the champion.
+
+        Raises:
+            NotReady: No version is loaded.
+        """
+        if self.champion is None:
+            raise NotReady(self.problem)
+        return self.champion
+
 
 def exclude_imports() -> None:
     """Exclude all objects of this process from later collections, after the imports that a version needs.
@@ -104,21 +119,17 @@ class ServedModels(Repeated):
         lineup: The versions that the next batch is predicted with.
     """
 
-    def __init__(
-        self, file: Path, min_probability: float, unknown_rate: float, on_loaded: Callable[[str, int], None]
-    ) -> None:
+    def __init__(self, file: Path, predict: PredictConfig, on_loaded: Callable[[str, int], None]) -> None:
         """Prepare; nothing is loaded before `start`.
 
         Args:
             file: File of `Served`.
-            min_probability: As in `ImageClassifier.predict`.
-            unknown_rate: As in `ImageClassifier.predict`.
+            predict: Settings of inference, which a version must be able to predict with.
             on_loaded: Called with the alias and the number of a version that was loaded.
         """
         super().__init__("lakevision-models", LOOK_SECONDS, self.refresh)
         self.lineup = Lineup(problem=JUST_STARTED)
-        self._file, self._min_probability, self._unknown_rate = file, min_probability, unknown_rate
-        self._on_loaded = on_loaded
+        self._file, self._predict, self._on_loaded = file, predict, on_loaded
         self._failed: dict[str, str] = {}
         self._is_settled = threading.Event()
 
@@ -178,8 +189,8 @@ class ServedModels(Repeated):
         from tasks.model_package.classifier import ImageClassifier
 
         classifier = ImageClassifier.load(Path(wanted.folder))
-        check_unsure(self._min_probability, classifier.classes)
-        rate = 0.0 if classifier.unknown_thresholds is None else self._unknown_rate
+        check_unsure(self._predict.min_probability, classifier.classes)
+        rate = 0.0 if classifier.unknown_thresholds is None else self._predict.unknown_rate
         check_unknown(rate, classifier.classes, classifier.unknown_thresholds)
         classifier.logits(torch.zeros((1, classifier.image_size, classifier.image_size, 3), dtype=torch.uint8))
         return Loaded(wanted, classifier, rate)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,7 +15,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.serving import ServeConfig
 from tasks.errors import loggable
 from tasks.refs import Ref
-from tasks.serve.batches import Answered, Batches, NotReady, Overloaded, Waiting
+from tasks.serve.batches import Answered, Batches, Overloaded, Waiting
 from tasks.serve.journal import FLUSH_SECONDS, Journal, JournalWriter, NewRow
 from tasks.serve.metrics import Metrics
 from tasks.serve.request_log import has_request, journal_file
@@ -54,8 +55,7 @@ class Worker:
         self.metrics = Metrics()
         self.models = ServedModels(
             Path(settings.served),
-            settings.predict.min_probability,
-            settings.predict.unknown_rate,
+            settings.predict,
             lambda alias, version: self.metrics.version.labels(alias).set(version),
         )
         # On a GPU, one lane computes while another one decodes.
@@ -68,17 +68,14 @@ class Worker:
             self.metrics.batch.observe,
             self._log,
         )
-        self._journal: Journal | None = None
         self._writer: JournalWriter | None = None
-        self._explainers: dict[str, Explainer] = {}
         self._explaining = ThreadPoolExecutor(1, "lakevision-explain")
         self._num_explaining = 0
 
     def start(self) -> None:
         """Open the journal, load the versions, and start the threads."""
         if self.settings.serve.log_requests:
-            self._journal = Journal(journal_file(self.settings.storage))
-            self._writer = JournalWriter(self._journal, self.metrics.lost.inc)
+            self._writer = JournalWriter(Journal(journal_file(self.settings.storage)), self.metrics.lost.inc)
             self._writer.start()
         self.models.start()
         self.batches.start()
@@ -88,9 +85,9 @@ class Worker:
         self.batches.close()
         self.models.end()
         self._explaining.shutdown()
-        if self._writer is not None and self._journal is not None:
+        if self._writer is not None:
             self._writer.end()
-            self._journal.close()
+            self._writer.journal.close()
 
     async def predict(self, images: Sequence[bytes], top_k: int) -> tuple[str, list[Answered]]:
         """Return the id of a request, and the answers for its images.
@@ -128,9 +125,8 @@ class Worker:
             NotReady: No version is loaded, whose tables have the answers.
             NotStored: The table of the answers cannot be read.
         """
-        champion, journal = self.models.lineup.champion, self._journal
-        if champion is None or journal is None:
-            raise NotReady(self.models.lineup.problem)
+        assert self._writer is not None, "a service without a log has no feedback"
+        champion, journal = self.models.lineup.loaded_champion(), self._writer.journal
         storage = self.settings.storage.model_copy(update={"tables": champion.version.tables})
         key = f"{request_id} {image}"
 
@@ -159,26 +155,25 @@ class Worker:
             Overloaded: Too many requests wait for an explanation.
             ValueError: The model has no such class, or no layer with places.
         """
-        model = self.models.lineup.champion
-        if model is None:
-            raise NotReady(self.models.lineup.problem)
+        model = self.models.lineup.loaded_champion()
         if self._num_explaining >= MAX_EXPLAINING:
             raise Overloaded(f"more than {MAX_EXPLAINING} images would wait for a heat map: try again in a second")
         self._num_explaining += 1
         try:
             async with asyncio.timeout(self.settings.serve.request_seconds):
-                loop = asyncio.get_running_loop()
-                return model, await loop.run_in_executor(self._explaining, self._explain, model, content, label)
+                return model, await asyncio.get_running_loop().run_in_executor(
+                    self._explaining, lambda: explainer_of(model.version.folder).explain(content, label)
+                )
         finally:
             self._num_explaining -= 1
 
-    def _explain(self, model: Loaded, content: bytes, label: str | None) -> "Explanation":
-        from tasks.explain.explainer import Explainer  # Here: a service without explanations needs no second network.
 
-        folder = model.version.folder
-        if folder not in self._explainers:
-            self._explainers = {folder: Explainer(Path(folder))}
-        return self._explainers[folder].explain(content, label)
+@lru_cache(maxsize=1)  # That of the champion, in the memory of a service that is asked for explanations.
+def explainer_of(folder: str) -> "Explainer":
+    """Return the explainer of a model package, loaded at the first call."""
+    from tasks.explain.explainer import Explainer
+
+    return Explainer(Path(folder))
 
 
 def answer_row(request: Waiting, number: int, answer: Answered) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 
 from tasks.config.serving import ServeConfig
 from tasks.model_package.classifier import Prediction
-from tasks.serve.batches import Batches, NotReady, Overloaded, Waiting
-from tasks.serve.served import Lineup, Loaded
+from tasks.serve.batches import Batches, Overloaded, Waiting
+from tasks.serve.served import Lineup, Loaded, NotReady
 from tests.builders.served_package import version
 
 WAIT = 20.0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tasks.config.prediction import PredictConfig
 from tasks.model_package.description import RATES, UNSURE
 from tasks.serve.served import LOOK_SECONDS, Served, ServedModels
 from tests.builders.served_package import name_versions, version, write_package
@@ -32,7 +33,8 @@ def make_models(file: Path, loads: list[tuple[str, int]]) -> MakeModels:
     """Return a function that makes the models of a worker."""
 
     def make(min_probability: float = 0.0, unknown_rate: float = 0.0) -> ServedModels:
-        return ServedModels(file, min_probability, unknown_rate, lambda alias, number: loads.append((alias, number)))
+        predict = PredictConfig(min_probability=min_probability, unknown_rate=unknown_rate)
+        return ServedModels(file, predict, lambda alias, number: loads.append((alias, number)))
 
     return make
 
