@@ -8,7 +8,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -30,7 +29,7 @@ from tasks.serve.request_log import rows_of
 from tasks.serve.sequential import Tally, follow
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
-from tasks.tables.direct_commits import location_of
+from tasks.tables.direct_commits import open_newest
 from tasks.text.forms import composed
 from tasks.tracking.models import model_with_alias
 from tasks.tracking.server import reachable
@@ -187,8 +186,7 @@ def late_labels(location: str) -> dict[tuple[str, int] | str, str]:
     filesystem, root = file_system(location)
     try:
         if filesystem.exists(f"{root}/_delta_log"):
-            url, options = location_of(location)
-            rows = deltalake.DeltaTable(url, storage_options=options).to_pyarrow_table()
+            rows = open_newest(location).to_pyarrow_table()
         else:
             with filesystem.open(root, "rb") as file:
                 # Classes such as 007 are texts.

@@ -1,18 +1,14 @@
 """The Delta tables `requests`, `feedback` and `request_images`: rows of the journal, moved without Spark, each once."""
 
 import logging
-from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import pyarrow as pa
-import pyarrow.dataset
-from pyarrow.dataset import field
+from pyarrow.dataset import Expression, field
 
 from tasks.errors import WrongInput
-from tasks.object_store import file_system
 from tasks.schema import FEEDBACK_ARROW, REQUEST_IMAGES_ARROW, REQUESTS_ARROW, columns_of
 from tasks.serve.journal import KINDS, Journal, Kind
 from tasks.spark.session import NeedsSpark
@@ -20,7 +16,7 @@ from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables.delta import newest_commit
-from tasks.tables.direct_commits import append_rows, location_of
+from tasks.tables.direct_commits import append_rows, location_of, open_newest, stored_rows
 from tasks.tables.writer import commit, write_access
 
 logger = logging.getLogger("lakevision.serve")
@@ -91,9 +87,8 @@ def _new_images(storage: Storage, rows: list[dict[str, Any]]) -> list[dict[str, 
     """Return the images that the table does not have on the same day: it has one row a day of the same image."""
     kept, digest = set(), columns_of(REQUEST_IMAGES_ARROW, "sha256")
     for day in {row["day"] for row in rows}:
-        kept |= {
-            (day, found) for found in rows_of(storage, "request_images", digest, None, {day})["sha256"].to_pylist()
-        }
+        found = rows_of(storage, "request_images", digest, day=day)["sha256"]
+        kept |= {(day, sha256) for sha256 in found.to_pylist()}
     return [row for row in rows if (row["day"], row["sha256"]) not in kept]
 
 
@@ -111,8 +106,7 @@ def _last_moved(path: str, transaction: str) -> int:
     """Return the id of the last row of a journal that a table has; 0 for none."""
     if newest_commit(path) is None:
         return 0
-    location, options = location_of(path)
-    return deltalake.DeltaTable(location, storage_options=options).transaction_version(transaction) or 0
+    return open_newest(path).transaction_version(transaction) or 0
 
 
 def has_request(storage: Storage, request_id: str, image: int) -> bool:
@@ -123,15 +117,11 @@ def has_request(storage: Storage, request_id: str, image: int) -> bool:
     """
     is_it = (field("request_id") == request_id) & (field("image") == image)
     columns = columns_of(REQUESTS_ARROW, "request_id", "image")
-    return bool(rows_of(storage, "requests", columns, is_it, {request_id[:10]}).num_rows)
+    return bool(rows_of(storage, "requests", columns, is_it, request_id[:10]).num_rows)
 
 
 def rows_of(
-    storage: Storage,
-    kind: Kind,
-    columns: pa.Schema,
-    where: pyarrow.dataset.Expression | None = None,
-    days: Collection[str] | None = None,
+    storage: Storage, kind: Kind, columns: pa.Schema, where: Expression | None = None, day: str | None = None
 ) -> pa.Table:
     """Return these columns of a table's rows; none if it does not exist.
 
@@ -140,25 +130,13 @@ def rows_of(
         kind: The table.
         columns: Columns besides `day`.
         where: Condition of the rows; None for all.
-        days: Days of the rows; None for all.
+        day: Day of the rows; None for all.
 
     Raises:
         NeedsSpark: As `move_rows`.
     """
-    path = storage.table(kind)
-    if newest_commit(path) is None:
-        return columns.empty_table()
-    location, options = location_of(path)
-    added = pa.table(deltalake.DeltaTable(location, storage_options=options).get_add_actions())
-    # By fsspec, as all files on stores: some servers answer a part of an object otherwise than delta-rs expects.
-    filesystem, root = file_system(path)
-    files = [
-        f"{root}/{name}"
-        for name, values in zip(added["path"].to_pylist(), added["partition"].to_pylist(), strict=True)
-        if days is None or values["day"] in days
-    ]
-    rows = pyarrow.dataset.dataset(files, schema=SCHEMAS[kind], filesystem=filesystem)
-    return rows.to_table(columns=columns.names, filter=where)
+    partition = None if day is None else {"day": day}
+    return stored_rows(storage.table(kind), SCHEMAS[kind], columns.names, where, partition)
 
 
 def remove_old_images(storage: Storage, days: int, now: datetime | None = None) -> None:
@@ -173,9 +151,8 @@ def remove_old_images(storage: Storage, days: int, now: datetime | None = None) 
     if not days or newest_commit(path) is None:
         return
     oldest = ((now or datetime.now(UTC)) - timedelta(days=days)).date().isoformat()
-    location, options = location_of(path)
     with write_access(path):
-        table = deltalake.DeltaTable(location, storage_options=options)
+        table = open_newest(path)
         if any(values["day"] < oldest for values in pa.table(table.get_add_actions())["partition"].to_pylist()):
             commit(path, lambda: table.delete(f"day < '{oldest}'"))
             logger.info("images of requests before %s were removed from '%s'", oldest, path)

@@ -35,7 +35,7 @@ from tasks.spark.session import NeedsSpark
 from tasks.tables.delta import TRANSACTION, clear_uncommitted, mark_creation, newest_commit
 from tasks.tables.parquet_rows import SpooledRows
 from tasks.tables.properties import split_properties
-from tasks.tables.snapshots import files_containing
+from tasks.tables.snapshots import data_files, files_containing
 from tasks.tables.writer import UNSUPPORTED, TableChanged, commit, is_unsure
 
 DRIVER_BYTES = 64 << 20
@@ -127,15 +127,41 @@ def has_row(path: str, column: str, value: str) -> bool:
     Raises:
         NeedsSpark: Only Spark can read the table.
     """
+    is_it = pyarrow.dataset.field(column) == value
+    return bool(stored_rows(path, pa.schema([(column, pa.string())]), [column], is_it).num_rows)
+
+
+def stored_rows(
+    path: str,
+    schema: pa.Schema,
+    columns: Sequence[str],
+    where: pyarrow.dataset.Expression | None = None,
+    partition: Mapping[str, str | int] | None = None,
+) -> pa.Table:
+    """Return rows of a table on a disk or on S3; none if it does not exist.
+
+    Args:
+        path: Path of the table.
+        schema: Columns of its files.
+        columns: Names of the columns to return.
+        where: Condition of the rows; None for all.
+        partition: Values of partition columns of the rows, which the files lack.
+
+    Raises:
+        NeedsSpark: Only Spark can read the table.
+    """
     if newest_commit(path) is None:
-        return False
-    location, options = location_of(path)
-    table = deltalake.DeltaTable(location, storage_options=options)
+        return schema.empty_table().select(columns)
     # By fsspec, as all files on stores: some servers answer a part of an object otherwise than delta-rs expects.
     filesystem, root = file_system(path)
-    files = [f"{root}/{name}" for name in pa.table(table.get_add_actions())["path"].to_pylist()]
-    rows = pyarrow.dataset.dataset(files, schema=pa.schema([(column, pa.string())]), filesystem=filesystem)
-    return bool(rows.count_rows(filter=pyarrow.dataset.field(column) == value))
+    files = [f"{root}/{name}" for name in data_files(open_newest(path), partition)]
+    return pyarrow.dataset.dataset(files, schema=schema, filesystem=filesystem).to_table(columns, where)
+
+
+def open_newest(path: str) -> deltalake.DeltaTable:
+    """Open an existing table with delta-rs; raises as `location_of`."""
+    location, options = location_of(path)
+    return deltalake.DeltaTable(location, storage_options=options)
 
 
 def location_of(path: str) -> tuple[str, dict[str, str]]:
@@ -258,9 +284,8 @@ def _open(path: str, version: int) -> deltalake.DeltaTable:
         NeedsSpark: It does not, or delta-rs cannot read it.
         TableChanged: The table is at another version.
     """
-    location, options = location_of(path)
     with translate_unsupported():
-        table = deltalake.DeltaTable(location, storage_options=options)
+        table = open_newest(path)
     if table.version() != version:
         raise TableChanged(path)
     if not takes_plain_files(table):

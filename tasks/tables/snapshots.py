@@ -41,7 +41,7 @@ STREAM_ROWS = 10_000
 """Minimum number of rows that a Spark task sends to the driver at once: about three megabytes of the ledger."""
 
 
-def _data_files(
+def data_files(
     table: deltalake.DeltaTable, where: Mapping[str, str | int] | None = None
 ) -> dict[str, Mapping[str, Any]]:
     """Return the data files of a version that may have rows with the values in `where`, by their partitions.
@@ -66,7 +66,7 @@ def _data_files(
 
 def _is_readable(table: deltalake.DeltaTable) -> bool:
     """Return whether Arrow can read a version by the names of its files and the values of its partitions."""
-    files = _data_files(table)
+    files = data_files(table)
     if table.protocol().min_reader_version != 1 or any(":" in name or name.startswith("/") for name in files):
         return False
     # The directory of such a value has a percent sign in its name, which readers decode once too often.
@@ -78,7 +78,7 @@ def _is_readable(table: deltalake.DeltaTable) -> bool:
 def _has_files(table: deltalake.DeltaTable, path: str) -> bool:
     """Return whether the files of a version are still in the folder of a local table."""
     folder = local_path(path)
-    return all(os.path.exists(f"{folder}/{name}") for name in _data_files(table))
+    return all(os.path.exists(f"{folder}/{name}") for name in data_files(table))
 
 
 def _dataset(
@@ -93,7 +93,7 @@ def _dataset(
         where: Value of a column in the rows.
     """
     others = [pa.field(name, pa.array([value]).type) for name, value in where.items() if name not in schema.names]
-    folder, files = local_path(path), _data_files(table, where)
+    folder, files = local_path(path), data_files(table, where)
     return FileSystemDataset.from_paths(
         [f"{folder}/{name}" for name in files],
         schema=pa.schema([*schema, *others]),
@@ -317,7 +317,7 @@ def version_rows(
     folder = os.path.abspath(str(local_path(table.path)))
     fixed = {name: value for name, value in where.items() if name in partitioned}
     others = {name: value for name, value in where.items() if name not in partitioned}
-    return ParquetRows(tuple(f"{folder}/{name}" for name in _data_files(found, where)), schema, others, fixed)
+    return ParquetRows(tuple(f"{folder}/{name}" for name in data_files(found, where)), schema, others, fixed)
 
 
 def stream_rows(rows: DataFrame, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

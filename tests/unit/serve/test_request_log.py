@@ -214,5 +214,5 @@ def test_a_condition_reads_only_its_rows(storage: Storage, journal: Journal) -> 
     columns = columns_of(REQUESTS_ARROW, "label")
 
     assert rows_of(storage, "requests", columns, pa.dataset.field("label") == "bb")["label"].to_pylist() == ["bb"]
-    assert rows_of(storage, "requests", columns, days={"2026-11-29"})["label"].to_pylist() == ["aa"]
+    assert rows_of(storage, "requests", columns, day="2026-11-29")["label"].to_pylist() == ["aa"]
     assert rows_of(storage, "feedback", columns_of(FEEDBACK_ARROW, "label")).num_rows == 0
