@@ -13,7 +13,6 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.extract import read_whole
 from tasks.explain.explainer import Explainer
-from tasks.model_package.description import FILE_LIMITS
 from tasks.model_package.reasons import BadImage
 from tasks.paths import expand_user, local_path
 from tasks.predict.champion import champion_of, translate_invalid
@@ -57,7 +56,7 @@ def explain_images(
     with TemporaryDirectory() as scratch:
         try:
             with translate_invalid():
-                explainer = Explainer(fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model"))
+                explainer = Explainer(fetch_registered(storage, model, Path(scratch) / "model"))
         except ValueError as error:
             raise WrongInput(f"{model.name} version {model.version}: {error}", way_out="give another model") from None
     if explain.label is not None and explain.label not in explainer.classes:

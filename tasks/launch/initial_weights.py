@@ -12,7 +12,7 @@ from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.model.pretrained import CHAMPION, names_model
-from tasks.model_package.description import DESCRIPTION_FILE, FILE_LIMITS, WEIGHTS_FILE
+from tasks.model_package.description import DESCRIPTION_FILE, WEIGHTS_FILE
 from tasks.refs import CacheRef, ModelRef, RunRef
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
@@ -103,7 +103,7 @@ def _with_file(train: TrainConfig, model: ModelRef | RunRef, storage: Storage) -
         with TemporaryDirectory(dir=root) as scratch:
             fetched = Path(scratch) / "model"
             if isinstance(model, ModelRef):
-                fetch_registered(storage, model, FILE_LIMITS, fetched)
+                fetch_registered(storage, model, fetched)
             else:
                 _fetch_run(storage, model, fetched)
             try:
@@ -125,7 +125,7 @@ def _fetch_run(storage: Storage, run: RunRef, folder: Path) -> None:
     try:
         with reachable(storage):
             logged_training(storage, run.run_id)
-        fetch_logged(storage, run, FILE_LIMITS, folder)
+        fetch_logged(storage, run, folder)
     except WrongInput as error:
         raise WrongInput(
             f"train.weights is the id of an MLflow run without a model ({error.cause})",

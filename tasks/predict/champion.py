@@ -166,7 +166,7 @@ def check_promoted(model: ModelRef, storage: Storage) -> dict[str, str]:
     """
     with reachable(storage):
         tags = version_tags(storage, model)
-    check_registered(tags, model, FILE_LIMITS)
+    check_registered(tags, model)
     return tags
 
 
@@ -184,9 +184,9 @@ def known_classes(model: ModelRef | RunRef, storage: Storage) -> tuple[str, ...]
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         if isinstance(model, RunRef):
-            fetch_logged(storage, model, limits, folder)
+            fetch_logged(storage, model, folder, limits)
         else:
-            fetch_registered(storage, model, limits, folder)
+            fetch_registered(storage, model, folder, limits)
         with translate_invalid():
             return read_classes(folder).classes
 

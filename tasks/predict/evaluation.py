@@ -12,7 +12,6 @@ from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import open_cache
 from tasks.errors import WrongInput
 from tasks.model_package.classifier import ImageClassifier
-from tasks.model_package.description import FILE_LIMITS
 from tasks.predict.champion import translate_invalid
 from tasks.refs import TEST, CacheRef, ModelRef
 from tasks.storage import Storage
@@ -32,7 +31,7 @@ def load_registered(model: ModelRef, storage: Storage) -> ImageClassifier:
         WrongInput: Its files are not those that were registered, or are not a valid model package.
     """
     with TemporaryDirectory() as scratch:
-        folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch))
+        folder = fetch_registered(storage, model, Path(scratch))
         with translate_invalid():
             return ImageClassifier.load(folder)
 

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tasks.config.prediction import PredictConfig
 from tasks.errors import WrongInput, join_names
-from tasks.model_package.description import FILE_LIMITS, check_unknown, check_unsure, read_classes
+from tasks.model_package.description import check_unknown, check_unsure, read_classes
 from tasks.predict.champion import NUM_NAMED, translate_invalid
 from tasks.refs import ModelRef, TableRef
 from tasks.schema import PREDICTION, PREDICTIONS
@@ -156,7 +156,7 @@ def send_package(spark: SparkSession, storage: Storage, model: ModelRef, predict
     name = f"model-{uuid4().hex}"
     with TemporaryDirectory(prefix="lakevision-model-") as scratch:
         with translate_invalid():
-            folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / name)
+            folder = fetch_registered(storage, model, Path(scratch) / name)
             described = read_classes(folder)
         check_settings(predict, described.classes, described.unknown_thresholds)
         master = str(spark.sparkContext.master)

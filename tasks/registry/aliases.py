@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tasks.errors import WrongInput
-from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef
 from tasks.storage import Storage
 from tasks.tracking import models
@@ -72,7 +71,7 @@ def check_predicts(storage: Storage, model: ModelRef, which: str) -> None:
         WrongInput: Its files differ from the registered ones, or it cannot be loaded.
     """
     with TemporaryDirectory(prefix="lakevision-trial-") as scratch:
-        folder = fetch_registered(storage, model, FILE_LIMITS, Path(scratch) / "model")
+        folder = fetch_registered(storage, model, Path(scratch) / "model")
         why = predict_once(folder)
     if why is not None:
         raise WrongInput(

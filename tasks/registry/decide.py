@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tasks.errors import WrongInput, join_names
-from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
+from tasks.model_package.description import WEIGHTS_FILE
 from tasks.predict.champion import known_classes
 from tasks.refs import ModelRef
 from tasks.registry import gate
@@ -247,5 +247,5 @@ def _decision(
 def _check_size(challenge: Challenge) -> None:
     if challenge.promote.max_megabytes is not None:
         with TemporaryDirectory() as scratch:
-            folder = models.fetch_logged(challenge.storage, challenge.best.run, FILE_LIMITS, Path(scratch))
+            folder = models.fetch_logged(challenge.storage, challenge.best.run, Path(scratch))
             gate.check_size((folder / WEIGHTS_FILE).stat().st_size, challenge.promote)

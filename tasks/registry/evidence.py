@@ -12,7 +12,6 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, TableRef
 from tasks.registry.aliases import CHALLENGER
 from tasks.registry.comparison import compare
@@ -131,7 +130,7 @@ def compare_on_images(
 
     best, storage, predict = challenge.best, challenge.storage, challenge.predict
     table = current_table(spark, best, storage)
-    challenger = models.register_run(storage, best.run, challenge.name, FILE_LIMITS)
+    challenger = models.register_run(storage, best.run, challenge.name)
     if models.model_with_alias(storage, challenge.name, CHALLENGER) != challenger:
         models.set_alias(storage, challenger, CHALLENGER)
     tested = held_out_images(spark, table, storage)

@@ -12,7 +12,6 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
-from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.registry.aliases import CHALLENGER, CHAMPION, check_predicts, repair_aliases
 from tasks.registry.decide import decide, with_approval
@@ -147,7 +146,7 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
     source = "" if best.table is None else source_name(best.table, storage)
     tags = {models.PROMOTION_TAG: decision.sentence}
     if decision.outcome != "kept":
-        champion = models.register_run(storage, best.run, challenge.name, FILE_LIMITS)
+        champion = models.register_run(storage, best.run, challenge.name)
         decision = decision.model_copy(update={"champion": champion})
         tags[CANDIDATES_TAG] = json.dumps(challenge.accuracies, sort_keys=True, separators=(",", ":"))
         tags |= {models.PROMOTION_TAG: decision.sentence} | evaluation_tags(best, source)
@@ -196,7 +195,7 @@ def _was_promoted(challenge: Challenge) -> bool:
 def _await_approval(challenge: Challenge, decision: Promotion) -> Promotion:
     """Register the run, with the alias `challenger`, and return the decision with that version."""
     storage = challenge.storage
-    challenger = models.register_run(storage, challenge.best.run, challenge.name, FILE_LIMITS)
+    challenger = models.register_run(storage, challenge.best.run, challenge.name)
     decision = decision.model_copy(update={"champion": challenger})
     models.tag_version(storage, challenger, {models.PROMOTION_TAG: decision.sentence})
     models.describe_version(storage, challenger, promotion_section(decision.sentence))

@@ -11,13 +11,7 @@ from tempfile import mkdtemp
 
 from tasks.config.serving import ServeRun
 from tasks.errors import WrongInput, loggable
-from tasks.model_package.description import (
-    FILE_LIMITS,
-    WEIGHTS_FILE,
-    InvalidPackage,
-    file_sha256,
-    read_classes,
-)
+from tasks.model_package.description import WEIGHTS_FILE, InvalidPackage, file_sha256, read_classes
 from tasks.predict.champion import champion_of, translate_invalid
 from tasks.predict.scoring import check_settings
 from tasks.refs import ModelRef
@@ -76,7 +70,7 @@ def fetch_package(model: ModelRef, storage: Storage) -> ServedVersion:
     if not folder.is_dir():
         partial = Path(mkdtemp(prefix=f"{digest}-", dir=parent))
         try:
-            fetched = fetch_registered(storage, model, FILE_LIMITS, partial / "model")
+            fetched = fetch_registered(storage, model, partial / "model")
             with translate_invalid():
                 read_classes(fetched)
             os.replace(fetched, folder)

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from tasks.errors import WrongInput
-from tasks.model_package.description import file_sha256
+from tasks.model_package.description import FILE_LIMITS, file_sha256
 from tasks.refs import ModelRef
 from tasks.storage import Storage
 from tasks.tracking.files import repository
@@ -119,7 +119,7 @@ def _check_regular_file(file: Path, root: Path, what: str) -> None:
         )
 
 
-def check_registered(tags: Mapping[str, str], model: ModelRef, names: Collection[str]) -> None:
+def check_registered(tags: Mapping[str, str], model: ModelRef, names: Collection[str] = FILE_LIMITS.keys()) -> None:
     """Check that a version has the digest tags that this project sets when it registers a model.
 
     Raises:
@@ -139,8 +139,14 @@ def check_registered(tags: Mapping[str, str], model: ModelRef, names: Collection
         )
 
 
-def fetch_registered(storage: Storage, model: ModelRef, limits: Mapping[str, int], folder: Path) -> Path:
-    """Copy the named files of a registered version into `folder`, and verify each by the sha256 in its tag.
+def fetch_registered(storage: Storage, model: ModelRef, folder: Path, limits: Mapping[str, int] = FILE_LIMITS) -> Path:
+    """Copy the files of a registered version into `folder`, and verify each by the sha256 in its tag.
+
+    Args:
+        storage: Storage with the tracking URI.
+        model: The version.
+        folder: Destination; created if it is missing.
+        limits: As for `fetch_files`; by default the whole package.
 
     Raises:
         WrongInput: As `fetch_files`; a tag is missing, or a file has another sha256.

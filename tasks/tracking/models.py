@@ -15,6 +15,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS, MLFLOW_RUN_NOTE
 
 from tasks.config.etl import BUILTIN_DIGITS
 from tasks.errors import WrongInput
+from tasks.model_package.description import FILE_LIMITS
 from tasks.paths import readable_name
 from tasks.refs import ModelRef, RunRef, TableRef
 from tasks.storage import Storage
@@ -83,7 +84,7 @@ def numbered_version(storage: Storage, name: str, number: str) -> ModelRef | Non
     return _reference(name, found_or_none(client_of(storage).get_model_version, name, number))
 
 
-def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, int]) -> ModelRef:
+def register_run(storage: Storage, run: RunRef, name: str) -> ModelRef:
     """Register the run's model under `name`, with the sha256 of its files as tags.
 
     A run that is already registered keeps its version, to which missing tags are added.
@@ -92,7 +93,6 @@ def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, 
         storage: Storage with the tracking URI.
         run: The run.
         name: Name of the registered model.
-        limits: Maximum size in bytes of each file of the model that is used, by file name.
 
     Raises:
         WrongInput: The run has logged no model, or a model without these files.
@@ -100,10 +100,10 @@ def register_run(storage: Storage, run: RunRef, name: str, limits: Mapping[str, 
     client = client_of(storage)
     found = registered_version(storage, run, name)
     known = {} if found is None else client.get_model_version(name, str(found.version)).tags
-    if found is not None and all(f"{DIGEST_TAG}{file}" in known for file in limits):
+    if found is not None and all(f"{DIGEST_TAG}{file}" in known for file in FILE_LIMITS):
         return found
     model_id = _logged_model(storage, run)
-    digests = _logged_digests(storage, run, limits)
+    digests = _logged_digests(storage, run)
     if found is None:
         logged = client.get_run(run.run_id).data
         # As tags of the version as well: maintenance needs those of the table if the run is purged.
@@ -134,14 +134,14 @@ def _create_version(storage: Storage, run: RunRef, name: str, model_id: str, tag
     return created
 
 
-def fetch_logged(storage: Storage, run: RunRef, limits: Mapping[str, int], folder: Path) -> Path:
-    """Copy the named files of the model that a run logged into `folder`, and no others.
+def fetch_logged(storage: Storage, run: RunRef, folder: Path, limits: Mapping[str, int] = FILE_LIMITS) -> Path:
+    """Copy the files of the model that a run logged into `folder`, and no others.
 
     Args:
         storage: Storage with the tracking URI.
         run: The run.
-        limits: As for `register_run`.
         folder: Destination; created if it is missing.
+        limits: As for `fetch_files`; by default the whole package.
 
     Raises:
         WrongInput: The run has logged no model, or a model without these files.
@@ -159,14 +159,14 @@ def _logged_model(storage: Storage, run: RunRef) -> str:
     return model_id
 
 
-def _logged_digests(storage: Storage, run: RunRef, limits: Mapping[str, int]) -> dict[str, str]:
+def _logged_digests(storage: Storage, run: RunRef) -> dict[str, str]:
     """Return the digests that the training run recorded, or those of its files if an older run recorded none."""
     recorded = client_of(storage).get_run(run.run_id).data.tags
-    wanted = [f"{DIGEST_TAG}{name}" for name in limits]
+    wanted = [f"{DIGEST_TAG}{name}" for name in FILE_LIMITS]
     if all(tag in recorded for tag in wanted):
         return {tag: recorded[tag] for tag in wanted}
     with TemporaryDirectory() as scratch:
-        return file_digests(fetch_logged(storage, run, limits, Path(scratch)))
+        return file_digests(fetch_logged(storage, run, Path(scratch)))
 
 
 def model_with_alias(storage: Storage, name: str, alias: str) -> ModelRef | None:

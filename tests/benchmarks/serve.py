@@ -221,7 +221,6 @@ def alone(inputs: Inputs, num_rounds: int) -> list[Figure]:
 
 def register_second(inputs: Inputs) -> None:
     """Register the same model once more, as version 2."""
-    from tasks.model_package.description import FILE_LIMITS
     from tasks.refs import RunRef
     from tasks.tracking import models
     from tasks.tracking.tracked_run import tracked_run
@@ -229,7 +228,7 @@ def register_second(inputs: Inputs) -> None:
     storage = inputs.storage()
     with tracked_run(storage, "benchmark", "second", {"data": {"table": ""}}, {}, None) as run:
         run.log_model(inputs.package)
-    models.register_run(storage, RunRef(run_id=run.run_id), MODEL, FILE_LIMITS)
+    models.register_run(storage, RunRef(run_id=run.run_id), MODEL)
 
 
 def reloads(inputs: Inputs, port: int) -> list[Figure]:

@@ -14,7 +14,6 @@ import psutil
 from PIL import Image
 
 from tasks.config.serving import ServeRun
-from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, RunRef
 from tasks.serve.service import Service, running_service
 from tasks.storage import Storage
@@ -36,7 +35,7 @@ def register(storage: Storage, folder: Path, seed: int, *aliases: str) -> ModelR
 
 def register_again(storage: Storage, run: RunRef, *aliases: str) -> ModelRef:
     """Register the model of a run, and give the version these aliases."""
-    version = models.register_run(storage, run, NAME, FILE_LIMITS)
+    version = models.register_run(storage, run, NAME)
     for alias in aliases:
         models.set_alias(storage, version, alias)
     return version

@@ -34,7 +34,7 @@ def log_champion(storage: Storage, scratch: Path) -> ModelRef:
         run.log_data(TrainingData(table, "c" * 64, {"train": 8, "val": 1, "test": 2}, table.source))
         run.log_text("# the card", CARD)
         run.log_model(folder)
-    model = register_run(storage, RunRef(run_id=run.run_id), "photos", FILE_LIMITS)
+    model = register_run(storage, RunRef(run_id=run.run_id), "photos")
     tag_version(storage, model, serving_tags(table, "photos"))
     set_alias(storage, model, "champion")
     with parent_run(storage, "tune", "study", {"tune": {"seed": 1}}, {}) as parent:

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tasks.config.distributed import DistributedConfig
 from tasks.config.train import TrainConfig
 from tasks.launch.launcher import launch_ranks
-from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE
+from tasks.model_package.description import WEIGHTS_FILE
 from tasks.refs import CacheRef, RunRef
 from tasks.storage import Storage
 from tasks.tracking.classifier_files import fetch_registered
@@ -55,8 +55,8 @@ def train_here(cache: CacheRef, storage: Storage, num_ranks: int | None, **setti
 
 def weights(run: RunRef, storage: Storage, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights that the run logged."""
-    model = register_run(storage, run, f"model-{run.run_id}", FILE_LIMITS)
-    package = fetch_registered(storage, model, FILE_LIMITS, folder / run.run_id)
+    model = register_run(storage, run, f"model-{run.run_id}")
+    package = fetch_registered(storage, model, folder / run.run_id)
     return load_file(package / WEIGHTS_FILE)
 
 

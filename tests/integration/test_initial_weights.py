@@ -16,7 +16,7 @@ from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.launch.initial_weights import fetch_initial_weights
-from tasks.model_package.description import FILE_LIMITS, WEIGHTS_FILE, read_description
+from tasks.model_package.description import WEIGHTS_FILE, read_description
 from tasks.refs import CacheRef, RunRef, TableRef
 from tasks.storage import Storage
 from tasks.tables.properties import SOURCE_PROPERTY
@@ -30,7 +30,7 @@ CHAMPION = TrainConfig(model="squeezenet1_1", weights="champion")
 
 def make_champion(storage: Storage, run: RunRef, name: str = "photos") -> None:
     """Register a run as the champion of a model."""
-    set_alias(storage, register_run(storage, run, name, FILE_LIMITS), "champion")
+    set_alias(storage, register_run(storage, run, name), "champion")
 
 
 def fetched(train: TrainConfig, storage: Storage, **given) -> Path:

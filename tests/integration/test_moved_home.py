@@ -13,7 +13,6 @@ from mlflow import MlflowClient
 
 from tasks.config.storage import StorageConfig
 from tasks.errors import WrongInput
-from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import ModelRef, RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.tracking.classifier_files import fetch_registered
@@ -92,7 +91,7 @@ def test_moved_home_reads_and_writes_its_own_files(original, tmp_path, renamed, 
 
     check_tracking(moved)
     assert model_with_alias(moved, "photos", "champion") == model
-    folder = fetch_registered(moved, model, FILE_LIMITS, tmp_path / "fetched")
+    folder = fetch_registered(moved, model, tmp_path / "fetched")
     assert (folder / "model.json").read_text() == "model.json of the model"
     run = RunRef(run_id=model.run_id)
     assert read_artifact(moved, run, CARD) == b"# the card"
@@ -121,7 +120,7 @@ def test_copied_home_leaves_the_original_alone(original, tmp_path, is_recorded):
 
     check_tracking(copied)
     assert read_artifact(copied, run, CARD) == b"of the copy"
-    fetch_registered(copied, model, FILE_LIMITS, tmp_path / "fetched")
+    fetch_registered(copied, model, tmp_path / "fetched")
     assert tables_in_database(copied, model) == {copied.table("images"), f"{copied.cache}/0f0f"}
     with tracked_run(copied, "another", "another", {}, {}, None) as another:
         another.log_text("# another", CARD)
@@ -209,7 +208,7 @@ def test_chosen_artifacts_stay_where_they_are_and_are_missed_with_both_paths(mak
         with pytest.raises(WrongInput, match=f"'{store}', .* whose home is '{moved.home}'"):
             log_champion(storage, tmp_path / "scratch")
         with pytest.raises(WrongInput, match=f"files in '{store}/.*, .* '{moved.home}'"):
-            fetch_registered(storage, model, FILE_LIMITS, tmp_path / "fetched")
+            fetch_registered(storage, model, tmp_path / "fetched")
     assert not store.exists()
     with pytest.raises(WrongInput, match=f"artifacts is '{tmp_path}/disk/away', .*{store}'"):
         check_tracking(storage_at(Path(moved.home), artifacts=str(tmp_path / "disk" / "away")))

@@ -6,7 +6,6 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef
 from tasks.tracking.classifier_files import fetch_registered
 from tasks.tracking.runs import read_artifact
@@ -29,7 +28,7 @@ def test_open_run_of_a_caller_stays_as_it_is(storage, tmp_path, empty_tracking, 
         before, logged = state_of_mlflow(), logged_by_others(run)
 
         model = log_champion(storage, tmp_path / "scratch")
-        folder = fetch_registered(storage, model, FILE_LIMITS, tmp_path / "fetched")
+        folder = fetch_registered(storage, model, tmp_path / "fetched")
         assert read_artifact(storage, RunRef(run_id=model.run_id), CARD) == b"# the card"
         with suppress(KeyError), tracked_run(storage, "x", "x", {}, {}, None) as interrupted:
             sender = MetricSender(storage, interrupted.run_id)

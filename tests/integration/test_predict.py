@@ -20,7 +20,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
-from tasks.model_package.description import FILE_LIMITS, RATES
+from tasks.model_package.description import RATES
 from tasks.predict import batch, scoring
 from tasks.predict.answers import champion_answers
 from tasks.predict.batch import predict_batch
@@ -321,7 +321,7 @@ def test_alias_that_moves_during_a_run_counts_from_the_next(spark, prepared, sto
     send = batch.send_package
 
     def move_first(*arguments):
-        set_alias(storage, register_run(storage, second, name, FILE_LIMITS), CHAMPION)
+        set_alias(storage, register_run(storage, second, name), CHAMPION)
         return send(*arguments)
 
     monkeypatch.setattr(batch, "send_package", move_first)

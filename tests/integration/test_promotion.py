@@ -27,7 +27,7 @@ from tasks.config.storage import SparkConfig, StorageConfig
 from tasks.errors import AccessDenied, WrongInput
 from tasks.etl.ingest import ingest_images
 from tasks.model_package.classifier import ImageClassifier
-from tasks.model_package.description import FILE_LIMITS, NEWEST, RATES
+from tasks.model_package.description import NEWEST, RATES
 from tasks.orchestration.stage import StageLog
 from tasks.predict import evaluation
 from tasks.predict.champion import check_model
@@ -578,7 +578,7 @@ def test_champion_that_changed_during_a_promotion_is_compared_again(storage, tmp
     def tag_and_move(storage, model, tags):
         tag(storage, model, tags)
         if model.run_id == ours.run_id and not moved:
-            moved.append(models.register_run(storage, other, NAME, FILE_LIMITS))
+            moved.append(models.register_run(storage, other, NAME))
             models.set_alias(storage, moved[0], CHAMPION)
 
     monkeypatch.setattr("tasks.tracking.models.tag_version", tag_and_move)
@@ -643,7 +643,7 @@ def test_name_with_the_champion_of_another_table_is_rejected_before_training(sou
     check_promotion(NAMED, storage, other, cache)
     # Set by hand: without their table, no run could replace the champion.
     older = log_run(storage, tmp_path, seed=2, accuracy=0.6, content="older")
-    models.set_alias(storage, models.register_run(storage, older, NAME, FILE_LIMITS), CHAMPION)
+    models.set_alias(storage, models.register_run(storage, older, NAME), CHAMPION)
     with pytest.raises(WrongInput, match="set promote.model_name to another name"):
         check_promotion(NAMED, storage, other, cache)
     check_promotion(PromoteConfig(), storage, other, cache)

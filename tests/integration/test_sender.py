@@ -16,7 +16,6 @@ from mlflow.exceptions import MlflowException
 from tasks.config.storage import StorageConfig
 from tasks.config.train import FineTunePhase, TrainConfig
 from tasks.errors import Diverged, RunDeleted, TrackingUnavailable, WrongInput
-from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef
 from tasks.storage import Storage, resolve_storage
 from tasks.system.listening import free_port
@@ -227,7 +226,7 @@ def test_files_of_two_machines_are_where_their_server_keeps_them(tmp_path, serve
     model = log_champion(one, tmp_path / "scratch")
 
     check_tracking(other)
-    folder = fetch_registered(other, model, FILE_LIMITS, tmp_path / "fetched")
+    folder = fetch_registered(other, model, tmp_path / "fetched")
     assert (folder / "model.json").read_text() == "model.json of the model"
     assert read_artifact(other, RunRef(run_id=model.run_id), CARD) == b"# the card"
     assert find_data_checks(other, "checks") == {"leaked": 0}

@@ -23,7 +23,6 @@ from tasks.config.storage import StorageConfig
 from tasks.errors import AccessDenied, TrackingUnavailable, WrongInput
 from tasks.model.training_network import build_classifier
 from tasks.model_package.classifier import save_classifier
-from tasks.model_package.description import FILE_LIMITS
 from tasks.refs import RunRef, TableRef
 from tasks.storage import resolve_storage
 from tasks.tracking import server
@@ -395,7 +394,7 @@ def test_run_and_registered_version_have_data_and_model_card(storage, tmp_path):
         "photos v3 val",
     ]
     assert found.data.tags["mlflow.note.content"] == card
-    model = register_run(storage, RunRef(run_id=run.run_id), "photos", FILE_LIMITS)
+    model = register_run(storage, RunRef(run_id=run.run_id), "photos")
     description = client.get_model_version("photos", str(model.version)).description
     assert description.startswith(card[:4000])
     assert len(description) <= 5000

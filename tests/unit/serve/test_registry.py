@@ -42,7 +42,7 @@ class Registry:
         self.asked.append(promote.model_name)
         return self._or_raise(self.champion)
 
-    def fetch(self, _storage: Storage, model: ModelRef, _limits: object, folder: Path) -> Path:
+    def fetch(self, _storage: Storage, model: ModelRef, folder: Path) -> Path:
         """Write a package."""
         self.fetched.append(model.version)
         return write_package(folder, model.version)
