@@ -5,17 +5,15 @@ import logging
 
 from tasks.errors import WrongInput
 from tasks.refs import ModelRef, RunRef
-from tasks.registry.aliases import CHAMPION, check_predicts, repair_aliases
-from tasks.registry.decision import Promotion, promotion_section
-from tasks.registry.history import decision_tag, record, record_pending, row_of_promotion
-from tasks.registry.promote import CANDIDATES_TAG, promotion_lock
+from tasks.registry.aliases import check_predicts
+from tasks.registry.decision import Promotion
+from tasks.registry.history import record_pending, row_of_promotion
+from tasks.registry.promote import CANDIDATES_TAG, make_champion, promotion_lock
 from tasks.storage import Storage
 from tasks.tracking import models
 from tasks.tracking.evaluated import evaluated_version, evaluation_tags
-from tasks.tracking.models import source_name
-from tasks.tracking.pins import pin_trained_versions
 from tasks.tracking.server import reachable
-from tasks.tracking.trained_tables import NOT_PROMOTED_TAG, serving_tags
+from tasks.tracking.trained_tables import serving_tags
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -51,27 +49,17 @@ def promote_challenger(storage: Storage, champion: ModelRef, challenger: ModelRe
             previous=champion,
             reason=reason,
         )
-        row = row_of_promotion(decision, None)
-        source = "" if of.table is None else source_name(of.table, storage)
+        source = "" if of.table is None else models.source_name(of.table, storage)
         tags = evaluation_tags(of, source) | {
             models.PROMOTION_TAG: decision.sentence,
-            models.PREVIOUS_TAG: str(champion.version),
             CANDIDATES_TAG: json.dumps({challenger.run_id: of.val_accuracy}),
         }
         for table in (*before.serves, *(() if of.table is None else (of.table,))):
             tags |= serving_tags(table, table.source)
-        models.untag_version(storage, challenger, NOT_PROMOTED_TAG)
-        models.describe_version(storage, challenger, promotion_section(decision.sentence))
-        # Before the alias moves, so that it never names a version without its tags.
-        models.tag_version(storage, challenger, tags | decision_tag(row))
-        pin_trained_versions(storage, of.table)
-        if models.model_with_alias(storage, champion.name, CHAMPION) != champion:
+        if not make_champion(storage, decision, tags, of.table, row_of_promotion(decision, None)):
             raise WrongInput(
                 f"{champion.name} version {champion.version} is not the champion any more",
                 way_out="run the flow compare-live again, which compares with the present champion",
             )
-        models.set_alias(storage, challenger, CHAMPION)
-        repair_aliases(storage, challenger)
-        record(storage, row)
     logger.info("%s", decision.sentence)
     return decision

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -18,12 +18,11 @@ from tasks.registry.decide import decide, with_approval
 from tasks.registry.decision import Approval, Promotion, promotion_section
 from tasks.registry.evidence import Challenge
 from tasks.registry.gate import check_comparable, check_minimums, choose_best
-from tasks.registry.history import DECISION_TAG, decision_tag, record, record_pending, row_of_promotion
+from tasks.registry.history import DECISION_TAG, DecisionRow, decision_tag, record, record_pending, row_of_promotion
 from tasks.storage import Storage
 from tasks.system.locks import exclusive_lock
 from tasks.tracking import models
 from tasks.tracking.evaluated import TABLE_TAGS, EvaluatedRun, evaluated_run, evaluated_version, evaluation_tags
-from tasks.tracking.models import derived_model_name, source_name
 from tasks.tracking.pins import check_pins, newest_without_spark, pin_trained_versions
 from tasks.tracking.server import database_file, reachable
 from tasks.tracking.trained import no_finished_run, promotable_runs
@@ -78,9 +77,12 @@ def promote_best(
     """
     with reachable(storage):
         best, accuracies, name = _best_run(runs, promote, storage, table)
-        challenge = Challenge(best, accuracies, name, promote, storage, spark, predict, approval, reason)
         with promotion_lock(storage, name):
-            challenge = _with_earlier_version(challenge)
+            earlier = models.registered_version(storage, best.run, name)
+            rolled_back = None if earlier is None else models.version_tags(storage, earlier).get(models.ROLLED_BACK_TAG)
+            challenge = Challenge(
+                best, accuracies, name, promote, storage, spark, predict, approval, reason, earlier, rolled_back
+            )
             decision = None
             # The lock does not cover other machines: a promotion there may move the alias before this one is written.
             while decision is None:
@@ -118,15 +120,6 @@ def _best_run(
     return best, {found.run.run_id: found.val_accuracy for found in ranked[:NUM_RECORDED]}, name
 
 
-def _with_earlier_version(challenge: Challenge) -> Challenge:
-    """Return the challenge with the version as which an earlier promotion registered the run; call it in the lock."""
-    earlier = models.registered_version(challenge.storage, challenge.best.run, challenge.name)
-    if earlier is None:
-        return challenge
-    tags = models.version_tags(challenge.storage, earlier)
-    return replace(challenge, earlier=earlier, rolled_back=tags.get(models.ROLLED_BACK_TAG))
-
-
 def promotion_lock(storage: Storage, name: str) -> AbstractContextManager[None]:
     """Return the lock of promotions and rollbacks under a name: beside the database file, else in the home."""
     database = database_file(storage)
@@ -143,7 +136,7 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
         if decision.outcome == "waiting":
             return _await_approval(challenge, decision)
     champion = decision.champion
-    source = "" if best.table is None else source_name(best.table, storage)
+    source = "" if best.table is None else models.source_name(best.table, storage)
     tags = {models.PROMOTION_TAG: decision.sentence}
     if decision.outcome != "kept":
         champion = models.register_run(storage, best.run, challenge.name)
@@ -160,31 +153,49 @@ def _carry_out(challenge: Challenge, previous: ModelRef | None) -> Promotion | N
             models.describe_version(storage, registered, promotion_section(decision.sentence))
     if decision.outcome == "promoted":
         check_predicts(storage, champion, "the best run")
-        models.untag_version(storage, champion, NOT_PROMOTED_TAG)
-        models.describe_version(storage, champion, promotion_section(decision.sentence))
     made_champion = None if previous is None else models.version_tags(storage, previous).get(DECISION_TAG)
     if previous is None and decision.outcome == "kept":
         record(storage, row_of_promotion(decision, made_champion))
         raise WrongInput(f"'{challenge.name}' has no champion, and no run became it: {decision.reason}")
     if best.table is not None and not _is_older_than_served(best.table, champion, storage):
         tags |= serving_tags(best.table, source)
-    if decision.outcome == "promoted" and previous is not None:
-        # An alias has no history: this is the version to roll back to.
-        tags[models.PREVIOUS_TAG] = str(previous.version)
     row = row_of_promotion(decision, made_champion)
     if decision.outcome == "promoted":
-        tags |= decision_tag(row)
-    # Before the alias moves, so that it never names a version without its tags.
+        return decision if make_champion(storage, decision, tags, best.table, row) else None
     models.tag_version(storage, champion, tags)
     pin_trained_versions(storage, best.table)
-    if decision.outcome == "promoted":
-        if models.model_with_alias(storage, challenge.name, CHAMPION) != previous:
-            return None
-        models.set_alias(storage, champion, CHAMPION)
     repair_aliases(storage, champion)
     if decision.outcome != "unchanged":
         record(storage, row)
     return decision
+
+
+def make_champion(
+    storage: Storage, decision: Promotion, tags: Mapping[str, str], table: TableRef | None, row: DecisionRow
+) -> bool:
+    """Make a version the champion, and record the decision; return False if another run has moved the alias meanwhile.
+
+    Args:
+        storage: Storage with the tracking URI.
+        decision: A decision to promote, with the version and the champion before it.
+        tags: Tags of the version.
+        table: The table version that it was trained on, which clean-ups keep; None if it is unknown.
+        row: The decision as a row of the table `promotions`.
+    """
+    champion, previous = decision.champion, decision.previous
+    # An alias has no history: this is the version to roll back to.
+    before = {} if previous is None else {models.PREVIOUS_TAG: str(previous.version)}
+    models.untag_version(storage, champion, NOT_PROMOTED_TAG)
+    models.describe_version(storage, champion, promotion_section(decision.sentence))
+    # Before the alias moves, so that it never names a version without its tags.
+    models.tag_version(storage, champion, {**tags, **before, **decision_tag(row)})
+    pin_trained_versions(storage, table)
+    if models.model_with_alias(storage, champion.name, CHAMPION) != previous:
+        return False
+    models.set_alias(storage, champion, CHAMPION)
+    repair_aliases(storage, champion)
+    record(storage, row)
+    return True
 
 
 def _was_promoted(challenge: Challenge) -> bool:
@@ -221,7 +232,7 @@ def check_promotion(promote: PromoteConfig, storage: Storage, table: TableRef, c
         WrongInput: As `check_comparable` and `check_pins`.
     """
     check_pins(storage, table)
-    name = promote.model_name or derived_model_name(table, storage)
+    name = promote.model_name or models.derived_model_name(table, storage)
     champion = None if name is None else models.model_with_alias(storage, name, CHAMPION)
     if name is None or champion is None:
         return
@@ -256,7 +267,7 @@ def _check_one_table(tested: Sequence[EvaluatedRun]) -> None:
 
 
 def _derived_name(tested: EvaluatedRun, storage: Storage) -> str:
-    name = None if tested.table is None else derived_model_name(tested.table, storage)
+    name = None if tested.table is None else models.derived_model_name(tested.table, storage)
     if name is None:
         raise WrongInput(
             f"promote.model_name is empty, and MLflow run '{tested.run.run_id}' does not record the source of its "

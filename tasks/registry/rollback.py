@@ -15,7 +15,6 @@ from tasks.storage import Storage
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import models
 from tasks.tracking.evaluated import evaluated_version
-from tasks.tracking.models import derived_model_name
 from tasks.tracking.server import reachable
 from tasks.tracking.trained_tables import serving_tags
 
@@ -112,7 +111,7 @@ def _tables_of(champion: ModelRef, storage: Storage) -> dict[str, str]:
 
 def _derived_name(storage: Storage, config: SparkConfig) -> str:
     found = try_without_spark(lambda spark: newest_snapshot(spark, storage.table("images")), config, storage)
-    name = None if found is None else derived_model_name(found.table, storage)
+    name = None if found is None else models.derived_model_name(found.table, storage)
     if name is None:
         raise WrongInput(
             f"rollback.model_name is empty, and no name follows from the table '{storage.table('images')}'",
