@@ -1,10 +1,9 @@
 """The table and the figure of a scaling ladder."""
 
-import io
 from typing import TYPE_CHECKING
 
 from tasks.ladder.steps import Ladder, StepResult
-from tasks.report.figures import QUIET_COLOUR, VAL_COLOUR
+from tasks.report.figures import QUIET_COLOUR, VAL_COLOUR, new_figure, png_of
 from tasks.report.page import MAX_IMAGE_BYTES, fit_images
 from tasks.text.markup import markdown_table
 
@@ -35,9 +34,7 @@ def row_of(number: int, step: StepResult) -> list[str]:
 def ladder_markdown(ladder: Ladder) -> str:
     """Return the ladder as Markdown: the advice, the table and the figure."""
     rows = [row_of(number, step) for number, step in enumerate(ladder.steps, 1)]
-    buffer = io.BytesIO()
-    draw_ladder(ladder).savefig(buffer, format="png")
-    images = fit_images({"Time and accuracy": buffer.getvalue()}, MAX_IMAGE_BYTES)
+    images = fit_images({"Time and accuracy": png_of(draw_ladder(ladder))}, MAX_IMAGE_BYTES)
     return "\n\n".join(
         [
             f"# Next: {ladder.advice}",
@@ -60,10 +57,8 @@ def ladder_text(ladder: Ladder) -> str:
 
 def draw_ladder(ladder: Ladder) -> "Figure":
     """Draw time (bars) and test accuracy with its interval (points) of the steps that were run."""
-    from matplotlib.figure import Figure
-
     ran = [(number, step) for number, step in enumerate(ladder.steps, 1) if not step.left_out]
-    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
+    figure = new_figure(7.0, 3.6)
     axes = figure.subplots()
     axes.bar([number for number, _step in ran], [step.seconds for _number, step in ran], color=QUIET_COLOUR, width=0.5)
     axes.set(xlabel="step", ylabel="time of training in s", xticks=range(1, len(ladder.steps) + 1))

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from httpx import HTTPError
 from prefect import Task
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext, TaskRunContext
@@ -28,6 +28,7 @@ from prefect.transactions import get_transaction
 from prefect.utilities.urls import url_for
 
 from tasks.credentials import without_credentials
+from tasks.environment import mlflow_page
 from tasks.errors import UserError, is_retried
 from tasks.orchestration.cancellation import cancelled_task_run, causing_signal, is_being_cancelled, note_task_run
 from tasks.orchestration.failure import ARTIFACT_KEY, error_labels, failure_markdown, state_message, without_secrets
@@ -128,6 +129,21 @@ def skipped(value: R, why: str) -> R:
     """Return the value in a completed state named Skipped, which the UI shows with the reason."""
     # Prefect uses a returned state as the task's own, and unpacks its data for the caller.
     return Completed(name=SKIPPED, message=why, data=value)  # type: ignore[return-value]  # Prefect unpacks a returned state
+
+
+def publish_mlflow_page(storage: Storage, location: str, key: str, text: str, about: str) -> None:
+    """Create the artifact with a link to a page of MLflow's UI, unless no UI shows the database.
+
+    Args:
+        storage: Storage with the tracking URI.
+        location: Path of the page in the UI.
+        key: Key of the artifact.
+        text: Text of the link.
+        about: Description of the artifact, in Markdown.
+    """
+    page = mlflow_page(storage.tracking, location)
+    if page is not None:
+        create_link_artifact(link=page, link_text=text, key=key, description=about)
 
 
 class Stage(Task[P, R]):

@@ -3,16 +3,15 @@
 import logging
 
 import httpx
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.exceptions import PrefectException
 from prefect.states import Completed
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig, RollbackConfig
 from tasks.config.storage import SparkConfig, StorageConfig
-from tasks.environment import mlflow_page
 from tasks.errors import WrongInput
-from tasks.orchestration.stage import skipped, stage
+from tasks.orchestration.stage import publish_mlflow_page, skipped, stage
 from tasks.refs import CacheRef, ModelRef, RunRef, TableRef
 from tasks.registry.approval import ask_elsewhere
 from tasks.registry.comparison import accuracy_text, comparison_markdown
@@ -126,14 +125,9 @@ def publish_promotion(decision: Promotion, storage: Storage) -> None:
         key="promotion",
         description="Whether the best run became the champion, and why",
     )
-    page = mlflow_page(storage.tracking, models.model_location(decision.champion))
-    if page is not None:
-        create_link_artifact(
-            link=page,
-            link_text=f"{champion} in MLflow",
-            key="champion",
-            description=f"The champion, {champion}, in MLflow's model registry: its tags, its run and its files",
-        )
+    about = f"The champion, {champion}, in MLflow's model registry: its tags, its run and its files"
+    location = models.model_location(decision.champion)
+    publish_mlflow_page(storage, location, "champion", f"{champion} in MLflow", about)
 
 
 def _count(value: int | None) -> str:

@@ -4,7 +4,9 @@ matplotlib is imported inside the functions: its first import lists all fonts, a
 are drawn literally: a dollar sign does not begin a formula.
 """
 
+import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -53,6 +55,26 @@ def wrap(text: str, columns: int) -> str:
     return "\n".join(lines)
 
 
+def new_figure(width: float, height: float, title: str = "") -> "Figure":
+    """Return an empty figure of this size in inches, with a small title at its upper left."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, x=0.005, ha="left", fontsize=7.5, color=TRAIN_COLOUR)
+    return figure
+
+
+def png_of(figure: "Figure") -> bytes:
+    """Return a figure as the content of a PNG file."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # Of characters that no font of this machine has, one for each.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
 def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figure":
     """Draw the confusion matrix, each row as fractions of its true class, with numbers of images if there is room.
 
@@ -61,11 +83,10 @@ def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figur
         classes: Class names by index.
     """
     from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
 
     num_classes = len(classes)
     side = min(3.2 + 0.28 * num_classes, MAX_SIDE_INCHES)
-    figure = Figure(figsize=(side + 1.2, side), layout="constrained")
+    figure = new_figure(side + 1.2, side)
     axes = figure.subplots()
     shares_KK = confusion_KK.double() / confusion_KK.sum(dim=1, keepdim=True).clamp(min=1)
     # The colour scale is the square root of the fraction, so that rare confusions are visible beside the diagonal.
@@ -93,9 +114,7 @@ def draw_confusion(confusion_KK: torch.Tensor, classes: Sequence[str]) -> "Figur
 
 def draw_calibration(calibration: Calibration) -> "Figure":
     """Draw the reliability diagram: accuracy by predicted probability, and the number of images in each bin."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 5.6), layout="constrained")
+    figure = new_figure(5.2, 5.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     width = 1.0 / NUM_BINS
     left = np.arange(NUM_BINS) * width
@@ -125,9 +144,7 @@ def draw_calibration(calibration: Calibration) -> "Figure":
 
 def draw_unknown(val: Scores, test: Scores) -> "Figure":
     """Draw the fraction of the images of two splits with a score of `unknown` above each threshold."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+    figure = new_figure(5.2, 4.0)
     axes = figure.subplots()
     for split, scores, colour in (("val", val, VAL_COLOUR), ("test", test, TRAIN_COLOUR)):
         if num := len(scores.ascending):
@@ -142,11 +159,10 @@ def draw_unknown(val: Scores, test: Scores) -> "Figure":
 
 def draw_learning_curves(history: Sequence[EpochMetrics], best_epoch: int) -> "Figure":
     """Draw loss and accuracy of the splits train and val, and the learning rates, by epoch."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     epochs = [metrics.epoch for metrics in history]
-    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
+    figure = new_figure(10.5, 3.4)
     loss, accuracy, rate = figure.subplots(1, 3)
     # With markers for few epochs: a single epoch would not be visible as a line.
     marker = "o" if len(history) <= 30 else ""
@@ -184,8 +200,6 @@ def draw_mistakes(
         names: Name of each image.
         classes: Class names by index.
     """
-    from matplotlib.figure import Figure
-
     with_heat = images_NHWC.shape[2] > images_NHWC.shape[1]
     width = 4.0 if with_heat else 2.0
     # The title needs the width of two.
@@ -199,15 +213,9 @@ def draw_mistakes(
     # Inches of the lines of text beyond one each: the image with the most of them decides for its row.
     extra = [0.14 * (true + predicted).count("\n") + 0.1 * name.count("\n") for true, predicted, name in texts]
     height = sum(2.55 + max(extra[first : first + columns]) for first in range(0, len(texts), columns))
-    figure = Figure(figsize=(width * columns, height + 0.3), layout="constrained")
     heat = "; beside it bright where it speaks for the predicted class (Grad-CAM)" if with_heat else ""
-    figure.suptitle(
-        f"true class, → predicted class, with the model's probability of each{heat}",
-        x=0.005,
-        ha="left",
-        fontsize=7.5,
-        color=TRAIN_COLOUR,
-    )
+    title = f"true class, → predicted class, with the model's probability of each{heat}"
+    figure = new_figure(width * columns, height + 0.3, title)
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(mistakes) :]:
         axes.set_axis_off()
@@ -231,17 +239,14 @@ def draw_classes(images: Sequence[Sequence[torch.Tensor]], classes: Sequence[str
         images: uint8 images by class, at most `images_per_class` of each.
         classes: Class names by index; of more than NUM_DRAWN, the first are drawn.
     """
-    from matplotlib.figure import Figure
-
     width = images_per_class(len(classes))
     columns = CLASS_COLUMNS // width  # classes beside each other
     shown = [wrap(name, 15 * width) for name in classes[:NUM_DRAWN]]
     rows = math.ceil(len(shown) / columns)
     lines = [name.count("\n") for name in shown]
     height = sum(1.35 + 0.12 * max(lines[first : first + columns]) for first in range(0, len(shown), columns))
-    figure = Figure(figsize=(1.0 * CLASS_COLUMNS, height + 0.3), layout="constrained")
     left_out = f", the first {len(shown)} of {len(classes)}" if len(shown) < len(classes) else ""
-    figure.suptitle(f"training images by class{left_out}", x=0.005, ha="left", fontsize=7.5, color=TRAIN_COLOUR)
+    figure = new_figure(1.0 * CLASS_COLUMNS, height + 0.3, f"training images by class{left_out}")
     grid = figure.subplots(rows, CLASS_COLUMNS, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from tasks.environment import mlflow_page
+from tasks.orchestration.stage import publish_mlflow_page
 from tasks.refs import RunRef
 from tasks.report import CLASSES_FILE, MODEL_CARD_FILE
 from tasks.report.page import card_with_figures, run_figures
@@ -29,14 +29,8 @@ def publish_run(run: RunRef, storage: Storage, key: str) -> None:
         key=f"{key}-metrics",
         description=f"MLflow run {run.run_id}",
     )
-    page = mlflow_page(storage.tracking, run_location(storage, run))
-    if page is not None:
-        create_link_artifact(
-            link=page,
-            link_text="MLflow run",
-            key=f"{key}-run",
-            description="The training run in MLflow: settings, metrics per epoch, figures, model card, and the model",
-        )
+    about = "The training run in MLflow: settings, metrics per epoch, figures, model card, and the model"
+    publish_mlflow_page(storage, run_location(storage, run), f"{key}-run", "MLflow run", about)
     # Runs of older versions, which had no model cards, are reused as well.
     if (table := read_artifact(storage, run, CLASSES_FILE)) is not None:
         classes = json.loads(table)

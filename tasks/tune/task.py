@@ -5,17 +5,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 
 from tasks.config.recipe import monitored
 from tasks.config.train import TrainConfig
 from tasks.config.tune import TrialRun, TuneConfig, TuneRun
-from tasks.environment import mlflow_page
 from tasks.launch.launcher import launch_ranks
 from tasks.launch.task import train_on_pool
 from tasks.orchestration.pool_settings import runs_per_worker
 from tasks.orchestration.pools import check_pool, read_pool, where_to_run
-from tasks.orchestration.stage import flow_run_tags, skipped, stage
+from tasks.orchestration.stage import flow_run_tags, publish_mlflow_page, skipped, stage
 from tasks.orchestration.submission import SubmittedRun, submit
 from tasks.refs import CacheRef, RunRef, TableRef, TrialReport
 from tasks.storage import Storage
@@ -87,14 +86,9 @@ def publish_search(result: SearchResult, searched: Sequence[str], storage: Stora
     for key, rows, what in (("tune-trials", result.rows, "Trials by"), ("tune-best", best, "Best settings and their")):
         about = f"{what} {monitor}, MLflow run {result.run_id}"
         create_table_artifact(table=[in_cells(row) for row in rows], key=key, description=about)
-    page = mlflow_page(storage.tracking, run_location(storage, RunRef(run_id=result.run_id)))
-    if page is not None:
-        create_link_artifact(
-            link=page,
-            link_text="MLflow run of the search",
-            key="tune-run",
-            description="The search in MLflow, with the run of each trial below it",
-        )
+    location = run_location(storage, RunRef(run_id=result.run_id))
+    about = "The search in MLflow, with the run of each trial below it"
+    publish_mlflow_page(storage, location, "tune-run", "MLflow run of the search", about)
 
 
 @stage("train-best-on-pool", timeout_seconds=None)

@@ -1,7 +1,5 @@
 """The page of a verdict: its learning curve and confusion matrix as figures, and its tables as Markdown."""
 
-import io
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +7,7 @@ import numpy as np
 import torch
 
 from tasks.refs import Verdict
-from tasks.report.figures import QUIET_COLOUR, VAL_COLOUR, WRONG_COLOUR, draw_confusion
+from tasks.report.figures import QUIET_COLOUR, VAL_COLOUR, WRONG_COLOUR, draw_confusion, new_figure, png_of
 from tasks.report.fonts import drawn_with_fonts
 from tasks.report.page import MAX_IMAGE_BYTES, fit_images
 from tasks.text.markup import markdown_table, markdown_text
@@ -27,26 +25,17 @@ def draw_verdict(
     num_classes = len(classes)
     places_N = judged.labels_N * num_classes + judged.predicted_RSN[0, -1]
     confusion_KK = torch.from_numpy(np.bincount(places_N, minlength=num_classes**2).reshape(num_classes, num_classes))
-    found = {}
     with drawn_with_fonts(classes):
-        for name, figure in (
-            ("Learning curve", draw_curve(verdict, curves, num_trained)),
-            ("Confusion on held-out images", draw_confusion(confusion_KK, classes)),
-        ):
-            buffer = io.BytesIO()
-            with warnings.catch_warnings():
-                # Of characters that no font of this machine has, one for each.
-                warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
-                figure.savefig(buffer, format="png")
-            found[name] = buffer.getvalue()
-    return found
+        figures = {
+            "Learning curve": draw_curve(verdict, curves, num_trained),
+            "Confusion on held-out images": draw_confusion(confusion_KK, classes),
+        }
+        return {name: png_of(figure) for name, figure in figures.items()}
 
 
 def draw_curve(verdict: Verdict, curves: Curves, num_trained: int) -> "Figure":
     """Draw the measured accuracies, the fitted curves up to twice the images, and the expected interval."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    figure = new_figure(7.0, 4.2)
     axes = figure.subplots()
     images = np.geomspace(verdict.curve[0][0], max(2 * num_trained, verdict.curve[-1][0] + 1), 60)
     high, middle, low = np.array([1 - np.quantile(curves.at(one), INTERVAL) for one in images]).T
