@@ -4,6 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -106,14 +107,10 @@ def named_images(
     Raises:
         WrongInput: A file or folder does not exist, or the table has no such image.
     """
-    num = 0
-    for given in images:
-        for found in _images_of(given, storage, spark):
-            if num == max_images:
-                logger.info("only the first %d images are explained (explain.max_images)", max_images)
-                return
-            num += 1
-            yield found
+    found = chain.from_iterable(_images_of(given, storage, spark) for given in images)
+    yield from islice(found, max_images)
+    if next(found, None) is not None:
+        logger.info("only the first %d images are explained (explain.max_images)", max_images)
 
 
 def _images_of(given: str, storage: Storage, spark: SparkConfig) -> Iterator[tuple[str, bytes]]:

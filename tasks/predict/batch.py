@@ -3,7 +3,6 @@
 import logging
 import time
 from functools import partial
-from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -28,20 +27,6 @@ from tasks.tables import snapshots
 from tasks.tables.writer import write_access
 
 logger = logging.getLogger("lakevision.predict")
-
-
-class BatchPlan(NamedTuple):
-    """Table, model and predictions of a run, resolved once.
-
-    Attributes:
-        table: The table version.
-        model: The model version, checked for it.
-        predictions: Path or URL of the table of predictions.
-    """
-
-    table: TableRef
-    model: ModelRef
-    predictions: str
 
 
 def predict_batch(
@@ -86,13 +71,19 @@ def predict_batch(
                 check_promoted(version, storage)
             else:
                 check_model(version, images, predict, promote, storage)
-            return _predict(spark, BatchPlan(images, version, predictions), predict, storage)
+            return _predict(spark, images, version, predictions, predict, storage)
 
     return try_without_spark(run, config, storage)
 
 
-def _predict(spark: SparkSession | None, plan: BatchPlan, predict: PredictConfig, storage: Storage) -> PredictReport:
-    table, model, predictions = plan
+def _predict(
+    spark: SparkSession | None,
+    table: TableRef,
+    model: ModelRef,
+    predictions: str,
+    predict: PredictConfig,
+    storage: Storage,
+) -> PredictReport:
     setting = predictions_setting(predict)
     errors, seconds = 0, 0.0
     unlearned: tuple[str, ...] = ()

@@ -79,7 +79,8 @@ def contents_in_table(
                 keys = parquet.read_row_group(group, ["sha256"])["sha256"]
                 if pc.any(pc.is_in(keys, wanted)).as_py():
                     for batch in parquet.iter_batches(BATCH, [group], CONTENT_ARROW.names):
-                        found |= _pairs(batch.filter(pc.is_in(batch["sha256"], wanted)))
+                        images = batch.filter(pc.is_in(batch["sha256"], wanted))
+                        found |= dict(zip(images["sha256"].to_pylist(), images["content"].to_pylist(), strict=True))
     return found
 
 
@@ -95,10 +96,6 @@ def _read_by_spark(spark: SparkSession | None, table: TableRef, wanted: pa.Array
         return {}
     found = images.where(is_wanted).select(*CONTENT_ARROW.names).collect()
     return {row["sha256"]: bytes(row["content"]) for row in found}
-
-
-def _pairs(batch: pa.RecordBatch) -> dict[str, bytes]:
-    return dict(zip(batch["sha256"].to_pylist(), batch["content"].to_pylist(), strict=True))
 
 
 def contents_in_source(

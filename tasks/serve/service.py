@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -83,15 +84,14 @@ class Service(NamedTuple):
         Raises:
             ServiceFailed: It ended, or does not answer any more.
         """
-        until, failed = None if seconds is None else time.monotonic() + seconds, 0
-        while until is None or time.monotonic() < until:
+        until, failed = math.inf if seconds is None else time.monotonic() + seconds, 0
+        while time.monotonic() < until:
             self.check_alive()
             rotate(self.log)
             failed = 0 if self.answers("/health") else failed + 1
             if failed >= MAX_FAILED:
                 raise ServiceFailed(f"{self.url} has not answered {failed} times; '{self.log}' has its output")
-            left = LOOK_SECONDS if until is None else min(LOOK_SECONDS, until - time.monotonic())
-            time.sleep(max(0.0, left))
+            time.sleep(max(0.0, min(LOOK_SECONDS, until - time.monotonic())))
 
 
 # Not through a proxy of the environment: the service is on this machine.

@@ -1,18 +1,21 @@
 """Parsing of untrusted values from MLflow; invalid ones are ignored with a warning."""
 
 import logging
-import math
-import re
 from collections.abc import Mapping
+from typing import Annotated, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tasks.config.values import RunId
 from tasks.errors import WrongInput, loggable
 
 logger = logging.getLogger("lakevision.tracking")
 
+T = TypeVar("T")
+
 _RUN_ID: TypeAdapter[str] = TypeAdapter(RunId)
+_WHOLE_NUMBER: TypeAdapter[str] = TypeAdapter(Annotated[str, Field(pattern=r"^[0-9]{1,15}$")])
+_SHARE: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(ge=0, le=1)])  # NaN is neither
 
 
 def whole_number(values: Mapping[str, str], name: str, of: str) -> int | None:
@@ -23,28 +26,13 @@ def whole_number(values: Mapping[str, str], name: str, of: str) -> int | None:
         name: Name of a tag or parameter.
         of: Name of the run or version that they belong to, for the warning.
     """
-    text = values.get(name)
-    if text is None:
-        return None
-    if re.fullmatch("[0-9]{1,15}", text) is None:
-        _warn(name, text, of, "a whole number")
-        return None
-    return int(text)
+    text = _valid(_WHOLE_NUMBER, values, name, of, "a whole number")
+    return None if text is None else int(text)
 
 
 def share(values: Mapping[str, str | float], name: str, of: str) -> float | None:
     """Return the number from 0 to 1 that `values` has under this name, or None; arguments as for `whole_number`."""
-    value = values.get(name)
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number <= 1:  # also true for NaN
-        _warn(name, str(value), of, "a number from 0 to 1")
-        return None
-    return number
+    return _valid(_SHARE, values, name, of, "a number from 0 to 1")
 
 
 def checked_run_id(run_id: str | None, of: str) -> str:
@@ -63,5 +51,12 @@ def checked_run_id(run_id: str | None, of: str) -> str:
         ) from None
 
 
-def _warn(name: str, value: str, of: str, wanted: str) -> None:
-    logger.warning("%s of %s is '%s' in MLflow, which is not %s: it is ignored", name, of, loggable(value), wanted)
+def _valid(kind: TypeAdapter[T], values: Mapping[str, str | float], name: str, of: str, wanted: str) -> T | None:
+    if (value := values.get(name)) is None:
+        return None
+    try:
+        return kind.validate_python(value)
+    except ValidationError:
+        shown = loggable(str(value))
+        logger.warning("%s of %s is '%s' in MLflow, which is not %s: it is ignored", name, of, shown, wanted)
+        return None
