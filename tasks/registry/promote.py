@@ -1,4 +1,4 @@
-"""Promotion: registers the best run and moves the alias `champion` to it if it beats the champion."""
+"""Promotion: moves the alias `champion` to the best run if it beats the champion, or to the winner of a live test."""
 
 import hashlib
 import json
@@ -196,6 +196,53 @@ def make_champion(
     repair_aliases(storage, champion)
     record(storage, row)
     return True
+
+
+def promote_challenger(storage: Storage, champion: ModelRef, challenger: ModelRef, reason: str) -> Promotion:
+    """Make a registered version the champion; a kill at any moment leaves the old one or the new one.
+
+    Args:
+        storage: Storage with the tracking URI.
+        champion: The champion that it was compared with.
+        challenger: The version.
+        reason: Why, a part of a sentence.
+
+    Raises:
+        WrongInput: Another version is the champion by now, the challenger was rolled back, or it cannot be loaded.
+        TrackingUnavailable: The tracking server does not answer; another run completes the work.
+    """
+    with reachable(storage), promotion_lock(storage, champion.name):
+        record_pending(storage, champion)
+        check_predicts(storage, challenger, "the challenger")
+        known = models.version_tags(storage, challenger)
+        if (rolled_back := known.get(models.ROLLED_BACK_TAG)) is not None:
+            raise WrongInput(f"the challenger is not promoted, since {rolled_back}", way_out="give another challenger")
+        of, before = evaluated_version(storage, challenger), evaluated_version(storage, champion)
+        decision = Promotion(
+            champion=challenger,
+            outcome="promoted",
+            challenger=RunRef(run_id=challenger.run_id),
+            challenger_accuracy=of.accuracy,
+            champion_accuracy=before.accuracy,
+            challenger_images=of.images,
+            champion_images=before.images,
+            previous=champion,
+            reason=reason,
+        )
+        source = "" if of.table is None else models.source_name(of.table, storage)
+        tags = evaluation_tags(of, source) | {
+            models.PROMOTION_TAG: decision.sentence,
+            CANDIDATES_TAG: json.dumps({challenger.run_id: of.val_accuracy}),
+        }
+        for table in (*before.serves, *(() if of.table is None else (of.table,))):
+            tags |= serving_tags(table, table.source)
+        if not make_champion(storage, decision, tags, of.table, row_of_promotion(decision, None)):
+            raise WrongInput(
+                f"{champion.name} version {champion.version} is not the champion any more",
+                way_out="run the flow compare-live again, which compares with the present champion",
+            )
+    logger.info("%s", decision.sentence)
+    return decision
 
 
 def _was_promoted(challenge: Challenge) -> bool:

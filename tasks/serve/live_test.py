@@ -23,7 +23,7 @@ from tasks.predict.champion import champion_of
 from tasks.predict.thumbnails import thumbnail
 from tasks.refs import AskedImage, LiveReport, ModelRef, VersionAccuracy
 from tasks.registry.aliases import CHALLENGER, CHAMPION
-from tasks.registry.live import promote_challenger
+from tasks.registry.promote import promote_challenger
 from tasks.schema import FEEDBACK_ARROW, REQUEST_IMAGES_ARROW, REQUESTS_ARROW, columns_of
 from tasks.serve.request_log import rows_of
 from tasks.serve.sequential import Tally, follow

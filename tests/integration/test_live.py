@@ -264,7 +264,7 @@ def test_a_challenger_that_was_rolled_back_is_not_promoted(
     with pytest.raises(WrongInput, match="the challenger is not promoted, since version 2 was rolled back"):
         compare(storage)
     models.untag_version(storage, versions[1], models.ROLLED_BACK_TAG)
-    monkeypatch.setattr("tasks.registry.live.check_predicts", _moves_alias(versions[1]))
+    monkeypatch.setattr("tasks.registry.promote.check_predicts", _moves_alias(versions[1]))
     with pytest.raises(WrongInput, match="version 1 is not the champion any more: run the flow compare-live again"):
         compare(storage)
     assert not Path(storage.table("promotions")).exists()
