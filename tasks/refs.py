@@ -204,6 +204,9 @@ class AskedImage(Ref):
     """A small JPEG as a data URI; empty if the service does not keep images."""
 
 
+LiveOutcome = Literal["promoted", "better", "worse", "ended", "undecided"]
+
+
 class LiveReport(Ref):
     """The comparison of a challenger with the champion by their answers in service."""
 
@@ -211,7 +214,7 @@ class LiveReport(Ref):
     """The champion after it."""
     challenger: int
     """Number of the version that was compared with the champion."""
-    outcome: Literal["promoted", "better", "worse", "ended", "undecided"]
+    outcome: LiveOutcome
     """better: it may become the champion. ended: `live.max_labels` without a decision; the champion stays."""
     line: str
     """The result in a sentence."""

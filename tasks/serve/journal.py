@@ -98,14 +98,9 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._lock, self._database:  # It commits, or rolls back after an error, also of the commit.
             self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._database
-                self._database.execute("COMMIT")
-            finally:
-                if self._database.in_transaction:  # SQLite itself rolls back after some errors.
-                    self._database.execute("ROLLBACK")
+            yield self._database
 
     def add(self, kind: Kind, rows: Sequence[NewRow]) -> None:
         """Add rows; those whose key is there already are left out."""

@@ -6,7 +6,6 @@ labels count in the order of the answers, without a gap: a user who reports mist
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +20,7 @@ from tasks.interval import wilson_interval
 from tasks.object_store import file_system
 from tasks.predict.champion import champion_of
 from tasks.predict.thumbnails import thumbnail
-from tasks.refs import AskedImage, LiveReport, ModelRef, VersionAccuracy
+from tasks.refs import AskedImage, LiveOutcome, LiveReport, ModelRef, VersionAccuracy
 from tasks.registry.aliases import CHALLENGER, CHAMPION
 from tasks.registry.promote import promote_challenger
 from tasks.schema import FEEDBACK_ARROW, REQUEST_IMAGES_ARROW, REQUESTS_ARROW, columns_of
@@ -85,10 +84,9 @@ def compare_live(
     labels = feedback_labels(storage) | (late_labels(live.labels) if live.labels else {})
     num_compared, differences = differing(storage, champion, challenger)
     tally = follow(outcomes(differences, labels)[: live.max_labels], live.alpha)
-    about = sentence(tally, champion, challenger, len(differences), live)
-    outcome: Any = tally.verdict
-    if tally.verdict == "undecided" and tally.num_labels >= live.max_labels:
-        outcome = "ended"
+    has_ended = tally.verdict == "undecided" and tally.num_labels >= live.max_labels
+    outcome: LiveOutcome = "ended" if has_ended else tally.verdict
+    about = sentence(outcome, tally, champion, challenger, len(differences), live)
     if outcome == "better" and live.decide and promote.approval == "auto":
         promote_challenger(storage, champion, challenger, about)
         champion, outcome, about = challenger, "promoted", f"{about}; it is the champion now"
@@ -150,17 +148,18 @@ def outcomes(differences: Sequence[AskedImage], labels: Labels) -> list[int]:
     return found
 
 
-def sentence(tally: Tally, champion: ModelRef, challenger: ModelRef, num: int, live: LiveTestConfig) -> str:
+def sentence(
+    outcome: str, tally: Tally, champion: ModelRef, challenger: ModelRef, num: int, live: LiveTestConfig
+) -> str:
     """Return the result of a test in a sentence."""
     verdicts = {
         "better": "is better",
         "worse": "is worse",
-        "undecided": "is not decided to be better"
-        if tally.num_labels < live.max_labels
-        else f"is not shown to be better after live.max_labels {live.max_labels}",
+        "undecided": "is not decided to be better",
+        "ended": f"is not shown to be better after live.max_labels {live.max_labels}",
     }
     return (
-        f"version {challenger.version} of '{champion.name}' {verdicts[tally.verdict]} than version {champion.version}: "
+        f"version {challenger.version} of '{champion.name}' {verdicts[outcome]} than version {champion.version}: "
         f"of {num} images on which they differ, the first {tally.num_labels} with a label, it alone is right on "
         f"{tally.num_better}, and the champion on {tally.num_worse} (always-valid p-value {tally.p_value:.3g}, "
         f"alpha {live.alpha:g})"

@@ -7,7 +7,7 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from tasks.config.serving import ServeRun
 from tasks.errors import WrongInput, loggable
@@ -68,14 +68,11 @@ def fetch_package(model: ModelRef, storage: Storage) -> ServedVersion:
     if folder.is_dir() and not _is_whole(folder):
         shutil.rmtree(folder)
     if not folder.is_dir():
-        partial = Path(mkdtemp(prefix=f"{digest}-", dir=parent))
-        try:
-            fetched = fetch_registered(storage, model, partial / "model")
+        with TemporaryDirectory(prefix=f"{digest}-", dir=parent, ignore_cleanup_errors=True) as partial:
+            fetched = fetch_registered(storage, model, Path(partial) / "model")
             with translate_invalid():
                 read_classes(fetched)
             os.replace(fetched, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     folder.touch()
     return ServedVersion(model=model, folder=str(folder), tables=storage.tables)
 
