@@ -73,7 +73,8 @@ def move_rows(journal: Journal, storage: Storage) -> None:
 def _move(journal: Journal, kind: Kind, storage: Storage, newest: int) -> None:
     path, transaction = storage.table(kind), f"lakevision-{kind}-{journal.identity}"
     while pending := journal.pending(kind, storage.tables, newest):
-        last, known = pending[-1].id, _last_moved(path, transaction)
+        last, is_new = pending[-1].id, newest_commit(path) is None
+        known = 0 if is_new else open_newest(path).transaction_version(transaction) or 0
         rows = [_typed(row.row, row.content, SCHEMAS[kind]) for row in pending if row.id > known]
         if kind == "request_images":
             rows = _new_images(storage, rows)
@@ -100,13 +101,6 @@ def _typed(row: dict[str, Any], content: bytes | None, schema: pa.Schema) -> dic
         if isinstance(value, str) and pa.types.is_timestamp(schema.field(name).type)
     }
     return row | times | ({} if content is None else {"content": content})
-
-
-def _last_moved(path: str, transaction: str) -> int:
-    """Return the id of the last row of a journal that a table has; 0 for none."""
-    if newest_commit(path) is None:
-        return 0
-    return open_newest(path).transaction_version(transaction) or 0
 
 
 def has_request(storage: Storage, request_id: str, image: int) -> bool:

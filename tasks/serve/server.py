@@ -13,7 +13,7 @@ import socket
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,16 +183,14 @@ def open_journal(storage: Storage) -> Journal:
 
 def _look(run: ServeRun, file: Path) -> Callable[[], None]:
     """Return a function that looks at the registry. The first call imports MLflow, while workers import torch."""
-    watch: list[RegistryWatch] = []
 
-    def look() -> None:
+    @cache
+    def watch() -> "RegistryWatch":
         from tasks.serve.registry import RegistryWatch
 
-        if not watch:
-            watch.append(RegistryWatch(run, file))
-        watch[0].look()
+        return RegistryWatch(run, file)
 
-    return look
+    return lambda: watch().look()
 
 
 def main(arguments: Sequence[str]) -> int:

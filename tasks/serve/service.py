@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -61,11 +60,9 @@ class Service(NamedTuple):
 
     def answers(self, path: str) -> bool:
         """Return whether a path is answered with status 200."""
-        try:
-            with OPENER.open(f"{self.url}{path}", timeout=TIMEOUT_SECONDS):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
+        with suppress(OSError), OPENER.open(f"{self.url}{path}", timeout=TIMEOUT_SECONDS):
+            return True
+        return False
 
     def check_alive(self) -> None:
         """Check that the process runs.

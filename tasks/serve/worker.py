@@ -97,7 +97,8 @@ class Worker:
             NotReady: No version is loaded.
             TimeoutError: The answers took longer than `serve.request_seconds`.
         """
-        request = Waiting(images, top_k, new_request_id())
+        # The id begins with the day, by which the log's tables are partitioned.
+        request = Waiting(images, top_k, f"{datetime.now(UTC):%Y-%m-%d}-{uuid4().hex}")
         self.batches.add(request)
         async with asyncio.timeout(self.settings.serve.request_seconds):
             answers = await asyncio.wrap_future(request.future)
@@ -199,11 +200,6 @@ def answer_row(request: Waiting, number: int, answer: Answered) -> dict[str, Any
         "other_version": other_version,
         "other_label": other_label,
     }
-
-
-def new_request_id() -> str:
-    """Return the id of a request, which begins with its day."""
-    return f"{datetime.now(UTC):%Y-%m-%d}-{uuid4().hex}"
 
 
 def start_logging() -> None:
