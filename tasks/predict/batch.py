@@ -2,21 +2,18 @@
 
 import logging
 import time
-from functools import partial
 
 from pyspark.sql import SparkSession
 
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
-from tasks.predict.answers import table_answers
 from tasks.predict.champion import check_model, check_promoted, model_of_table, named_model
 from tasks.predict.pending import PREDICTED_ARROW, pending_images
 from tasks.predict.predictions import check_paths, predicted_by, predictions_setting, write
-from tasks.predict.results import write_results
+from tasks.predict.results import table_results
 from tasks.predict.scoring import score, send_package, spread, start_workers, unlearned_labels, warn_of_unlearned
 from tasks.predict.source_batch import predict_source
-from tasks.predict.thumbnails import contents_in_table
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, PredictReport, TableRef
 from tasks.spark.cluster import check_file_visible, check_visible
@@ -108,7 +105,6 @@ def _predict(
     written = snapshots.latest(spark, predictions)
     rate = f", {num / seconds:.0f} images/s" if seconds else "; nothing new, nothing committed"
     logger.info("%d images predicted by %s version %d%s", num, model.name, model.version, rate)
-    rows = table_answers(spark, table, model, predictions, storage)
     return PredictReport(
         predictions=written,
         model=model,
@@ -116,7 +112,5 @@ def _predict(
         errors=errors,
         seconds=seconds,
         unlearned=unlearned,
-        **write_results(
-            rows, csv_file(predict.csv, storage), partial(contents_in_table, spark, table, storage), storage
-        ),
+        **table_results(spark, table, predictions, model, csv_file(predict.csv, storage), storage),
     )

@@ -4,16 +4,18 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.csv import CSVWriter
+from pyspark.sql import SparkSession
 
-from tasks.predict.answers import AnswerRows
-from tasks.predict.thumbnails import thumbnail
-from tasks.refs import Answers, FailedFile, PredictedImage
+from tasks.predict.answers import AnswerRows, table_answers
+from tasks.predict.thumbnails import contents_in_table, thumbnail
+from tasks.refs import Answers, FailedFile, ModelRef, PredictedImage, TableRef
 from tasks.spark.scratch import Scratch, scratch_root
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
@@ -69,6 +71,19 @@ class _Shown:
         images = rows.group_by("sha256").aggregate([(name, "min") for name in names[1:]]).rename_columns(names)
         order = [("probability", "ascending"), ("sha256", "ascending")]
         self.least = images.sort_by(order).slice(0, NUM_SHOWN).to_pylist()
+
+
+def table_results(
+    spark: SparkSession | None, table: TableRef, predictions: str, model: ModelRef, csv: Path, storage: Storage
+) -> dict[str, Any]:
+    """Write the CSV file of a table of images, and return the fields of `Answers`.
+
+    Raises:
+        NeedsSpark: `spark` is None, and only Spark can read the tables.
+        DiskFull: As `write_results`.
+    """
+    rows = table_answers(spark, table, model, predictions, storage)
+    return write_results(rows, csv, partial(contents_in_table, spark, table, storage), storage)
 
 
 def write_results(rows: AnswerRows, file: Path, contents: Contents, storage: Storage) -> dict[str, Any]:

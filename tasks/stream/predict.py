@@ -3,7 +3,6 @@
 import logging
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,13 +11,11 @@ from tasks.config.prediction import PredictConfig, StreamConfig
 from tasks.config.promotion import PromoteConfig
 from tasks.config.storage import SparkConfig
 from tasks.errors import UserError, WrongInput
-from tasks.predict.answers import table_answers
 from tasks.predict.champion import check_model, model_of_table, named_model
 from tasks.predict.pending import PREDICTED_ARROW, SHA256_ARROW, check_images
 from tasks.predict.predictions import check_paths, create_predictions, predicted_by, predictions_setting, write
-from tasks.predict.results import write_results
+from tasks.predict.results import table_results
 from tasks.predict.scoring import score, start_workers, unlearned_labels, warn_of_unlearned
-from tasks.predict.thumbnails import contents_in_table
 from tasks.progress.count import counted
 from tasks.refs import ModelRef, StreamReport, TableRef
 from tasks.spark.cluster import check_file_visible, check_visible
@@ -128,9 +125,8 @@ class _Run:
         return report
 
     def _write_results(self, spark: SparkSession | None, table: TableRef, model: ModelRef) -> dict[str, Any]:
-        rows = table_answers(spark, table, model, self.predictions, self.storage)
-        contents = partial(contents_in_table, spark, table, self.storage)
-        return write_results(rows, csv_file(self.predict.csv, self.storage), contents, self.storage)
+        csv = csv_file(self.predict.csv, self.storage)
+        return table_results(spark, table, self.predictions, model, csv, self.storage)
 
     def _find(self, spark: SparkSession | None) -> tuple[TableRef, ModelRef]:
         """Return the newest version of the table, and the model version that now has the alias, checked for it."""
