@@ -4,8 +4,6 @@ A listing is compared with it: files that a model version has not predicted, and
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -124,37 +122,6 @@ class GoneFiles:
     num_known: int
 
 
-@dataclass(frozen=True)
-class PendingFiles:
-    """Files to read, and files whose rows are removed.
-
-    Attributes:
-        count: Number of files to read.
-        num_gone: Number of files in the table `inputs` that are no longer in the source.
-    """
-
-    count: int
-    num_gone: int
-    _relations: Relations
-
-    def table(self) -> pa.Table:
-        """Return the files to read (TO_PREDICT_ARROW) in memory, ordered by path."""
-        columns = ", ".join(TO_PREDICT_ARROW.names)
-        return self._relations.table(f"SELECT {columns} {TO_PREDICT} ORDER BY path", TO_PREDICT_ARROW)
-
-    def gone(self) -> GoneFiles:
-        """Return the files that are gone, in memory."""
-        rows = self._relations.table("SELECT source, path FROM gone", KEY_ARROW)
-        contents = self._relations.table(LEAVING, columns_of(INPUTS_ARROW, "sha256"))
-        num_known = 0
-        if contents.num_rows:
-            ((num_known,),) = self._relations.rows(
-                "SELECT count(DISTINCT hash(sha256)) FROM known WHERE sha256 IS NOT NULL"
-            )
-        return GoneFiles(rows, contents, num_known)
-
-
-@contextmanager
 def pending_files(
     spark: SparkSession | None,
     source: ListedSource,
@@ -165,8 +132,8 @@ def pending_files(
     *,
     retry_errors: bool = False,
     is_part: bool = False,
-) -> Iterator[PendingFiles]:
-    """Yield the files of a source without a prediction by this model version; listing and tables stay on the disk.
+) -> tuple[pa.Table, GoneFiles]:
+    """Compare a source with the predictions by a model version; listing and tables stay on the disk.
 
     Args:
         spark: The session, or None.
@@ -177,6 +144,9 @@ def pending_files(
         storage: Storage with the home, to which queries spill.
         retry_errors: Whether files whose image has an error are pending.
         is_part: Whether the listing has only some files of the source; no other file counts as gone then.
+
+    Returns:
+        The files without a prediction (TO_PREDICT_ARROW), ordered by path, and the files that are gone, in memory.
 
     Raises:
         NeedsSpark: `spark` is None, and only Spark can read one of the tables.
@@ -194,8 +164,14 @@ def pending_files(
         relations.add(f"{prefix}known", known)
         relations.add(f"{prefix}predictions", predicted)
         relations.run(f"{OF_PART if is_part else ''} {FINGERPRINT}; {PENDING}", {"retry_errors": retry_errors})
-        ((count, num_gone),) = relations.rows("SELECT (SELECT count(*) FROM pending), (SELECT count(*) FROM gone)")
-        yield PendingFiles(count, num_gone, relations)
+        columns = ", ".join(TO_PREDICT_ARROW.names)
+        files = relations.table(f"SELECT {columns} {TO_PREDICT} ORDER BY path", TO_PREDICT_ARROW)
+        rows = relations.table("SELECT source, path FROM gone", KEY_ARROW)
+        contents = relations.table(LEAVING, columns_of(INPUTS_ARROW, "sha256"))
+        num_known = 0
+        if contents.num_rows:
+            ((num_known,),) = relations.rows("SELECT count(DISTINCT hash(sha256)) FROM known WHERE sha256 IS NOT NULL")
+    return files, GoneFiles(rows, contents, num_known)
 
 
 def record_inputs(rows: DataFrame, inputs: str, gone: DataFrame | None = None) -> int:

@@ -122,11 +122,10 @@ def _predict(
 ) -> PredictReport:
     found, seconds = PredictedFiles(0, 0, 0), 0.0
     again = predict.retry_errors
-    with pending_files(spark, source, inputs, predictions, model, storage, retry_errors=again) as pending:
-        if (pending.count or pending.num_gone) and spark is None:
-            raise NeedsSpark
-        began = time.perf_counter()
-        files, gone = pending.table(), pending.gone()
+    files, gone = pending_files(spark, source, inputs, predictions, model, storage, retry_errors=again)
+    if (files.num_rows or gone.rows.num_rows) and spark is None:
+        raise NeedsSpark
+    began = time.perf_counter()
     logger.info(
         "%d files in %s, %d of them to predict; %d files are gone",
         source.listing.num_rows, source.name, files.num_rows, gone.rows.num_rows,

@@ -184,8 +184,8 @@ class _Run:
         if not source.listing.num_rows:
             return TO_PREDICT_ARROW.empty_table()
         again, tables = self.predict.retry_errors, (self.inputs, self.predictions)
-        with pending_files(spark, source, *tables, model, self.storage, retry_errors=again, is_part=True) as pending:
-            return pending.table()
+        files, _gone = pending_files(spark, source, *tables, model, self.storage, retry_errors=again, is_part=True)
+        return files
 
     def _process_batch(self, spark: SparkSession, source: ListedSource, files: pa.Table) -> Sequence[str]:
         """Predict the files of a batch (FILE_ARROW) and commit it; return the paths of those that vanished.

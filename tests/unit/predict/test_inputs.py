@@ -44,8 +44,7 @@ def test_touched_file_is_read_again_with_the_content_that_is_known(
     source = ListedSource("/photos", pa.Table.from_pylist([FILE | change], FILE_ARROW), None)
 
     tables = storage.table("inputs"), storage.table("predictions")
-    with pending_files(None, source, *tables, model, storage) as pending:
-        found = pending.table().to_pylist()
-        assert (pending.count, pending.num_gone) == (len(expected), 0)
+    pending, gone = pending_files(None, source, *tables, model, storage)
 
-    assert found == [FILE | change | {"known_sha256": sha256} for sha256 in expected]
+    assert (pending.num_rows, gone.rows.num_rows) == (len(expected), 0)
+    assert pending.to_pylist() == [FILE | change | {"known_sha256": sha256} for sha256 in expected]
