@@ -6,7 +6,7 @@ import time
 
 from deployments.stack.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.stack.login import OWN_STRING, auth_file, own_auth_string
-from deployments.stack.processes import SERVICE_PORT, LocalStack, Waiting, say
+from deployments.stack.processes import MLFLOW_UI, SERVICE_PORT, LocalStack, say
 from tasks.environment import MLFLOW_PORT, lakevision_home
 from tasks.errors import WrongInput
 from tasks.summary import SUMMARY_FILE
@@ -30,14 +30,9 @@ def login_lines(stack: LocalStack) -> list[str]:
 
 def show_mlflow_ui(stack: LocalStack, url: str) -> None:
     """Print the URL of MLflow's UI once it answers; return if it has ended, since the stack continues without it."""
-    waiting = Waiting(stack, "mlflow-ui")
-    while stack.is_running("mlflow-ui"):
-        if stack.answers(f"{url}/health"):
-            say(f"MLflow UI  {url}")
-            return
-        stack.check_alive()
-        waiting.report()
-        time.sleep(0.3)
+    stack.wait_until(lambda: not stack.is_running(MLFLOW_UI) or stack.answers(f"{url}/health"), MLFLOW_UI)
+    if stack.is_running(MLFLOW_UI):
+        say(f"MLflow UI  {url}")
 
 
 def start_service(stack: LocalStack) -> None:

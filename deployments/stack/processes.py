@@ -7,14 +7,12 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -53,46 +51,6 @@ def say(text: str) -> None:
     print(f"==> {text}", flush=True)
 
 
-def stack_environment(home: Path, port: int, mlflow_port: int, auth: str) -> dict[str, str]:
-    """Return the environment of a stack's processes, and of commands that connect to its server.
-
-    Args:
-        home: Home folder, below which the processes write.
-        port: Port of the Prefect server.
-        mlflow_port: Port of MLflow's UI.
-        auth: The login, `user:password`.
-    """
-    url = f"http://{HOST}:{port}"
-    binaries = str(Path(sys.executable).parent)
-    return os.environ | {
-        "LAKEVISION_HOME": str(home),
-        # One tracking database for all runs of the stack, whatever their `storage.home`: its MLflow UI shows this one.
-        "LAKEVISION_TRACKING_URI": tracking_file(str(home)),
-        "LAKEVISION_MLFLOW_UI": f"http://{HOST}:{mlflow_port}",
-        "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_PROFILES_PATH": str(home / "prefect" / "profiles.toml"),
-        "PREFECT_API_URL": f"{url}/api",
-        # In the environment, which other users of the machine cannot read, and not on a command line, which they can.
-        "PREFECT_API_AUTH_STRING": auth,
-        OWN_STRING: auth,
-        "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
-        # The UI's own origin, by both host names that a browser on this machine may use.
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in LOCAL_NAMES),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # A run starts within 1 s of its submission, not within the default of 10 s: the server is local.
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-        # The shortest interval, so that a run whose process is gone is found soon.
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-        # On disk, like the concurrency slots: leases in memory die with a killed server, and their slots stay taken.
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "DO_NOT_TRACK": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "PYTHONUNBUFFERED": "1",
-        **no_proxy(os.environ),
-    }
-
-
 def end_marked(mark: str, seconds: float) -> None:
     """End every process with a mark except this one, and return when none is left.
 
@@ -100,24 +58,18 @@ def end_marked(mark: str, seconds: float) -> None:
         mark: The mark of one stack.
         seconds: Processes are killed after half of this time.
     """
-    # Flow runs, JVMs and ranks have their own sessions, but inherit the mark.
-    remaining = [process for process in psutil.process_iter() if _has_mark(process, mark)]
+    # Flow runs, JVMs and ranks have their own sessions, but inherit the mark. Environments of other users are None.
+    remaining = [
+        process
+        for process in psutil.process_iter(["environ"])
+        if process.pid != os.getpid() and (process.info["environ"] or {}).get(STACK_MARK) == mark
+    ]
     for process in remaining:
         process.terminate()
     _gone, remaining = psutil.wait_procs(remaining, timeout=seconds / 2)
     for process in remaining:
         process.kill()
     psutil.wait_procs(remaining, timeout=seconds)
-
-
-def _has_mark(process: psutil.Process, mark: str) -> bool:
-    if process.pid == os.getpid():
-        return False
-    try:
-        environment: Mapping[str, str] = process.environ()
-    except psutil.Error:
-        return False
-    return environment.get(STACK_MARK) == mark
 
 
 @dataclass
@@ -145,16 +97,38 @@ class LocalStack:
     @property
     def environment(self) -> dict[str, str]:
         """Environment of the stack's processes, and of commands that connect to its server."""
-        return stack_environment(self.home, self.port, self.mlflow_port, self.auth_string) | {STACK_MARK: self.mark}
+        return os.environ | {
+            STACK_MARK: self.mark,
+            "LAKEVISION_HOME": str(self.home),
+            # One tracking database for all runs of the stack, whatever their `storage.home`: its UI shows this one.
+            "LAKEVISION_TRACKING_URI": tracking_file(str(self.home)),
+            "LAKEVISION_MLFLOW_UI": f"http://{HOST}:{self.mlflow_port}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PREFECT_HOME": str(self.home / "prefect"),
+            "PREFECT_PROFILES_PATH": str(self.home / "prefect" / "profiles.toml"),
+            "PREFECT_API_URL": f"{self.url}/api",
+            # In the environment: other users of the machine cannot read it, but they can read a command line.
+            "PREFECT_API_AUTH_STRING": self.auth_string,
+            OWN_STRING: self.auth_string,
+            "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+            # The UI's own origin, by both host names that a browser on this machine may use.
+            "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{self.port}" for name in LOCAL_NAMES),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            # A run starts within 1 s of its submission, not within the default of 10 s: the server is local.
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            # The shortest interval, so that a run whose process is gone is found soon.
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+            # On disk, like the concurrency slots: leases in memory die with a killed server, whose slots stay taken.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "DO_NOT_TRACK": "1",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "PYTHONUNBUFFERED": "1",
+            **no_proxy(os.environ),
+        }
 
     def log_file(self, name: str) -> Path:
         """Return the file with the output of the process `name`."""
         return self.home / "logs" / f"{name}.log"
-
-    def _log(self, name: str) -> IO[bytes]:
-        file = self.log_file(name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return file.open("ab")
 
     def hold_ports(self, *names: str) -> None:
         """Listen on the ports of the named servers, SERVER, MLFLOW_UI and SERVICE, until the stack ends.
@@ -215,7 +189,8 @@ class LocalStack:
         if name == MLFLOW_UI:
             environment[MLFLOW_LOGIN] = self.auth_string
         passed = [self._sockets[name].fileno()] if name in self._sockets else []
-        with self._log(name) as log:
+        self.log_file(name).parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file(name).open("ab") as log:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -236,11 +211,7 @@ class LocalStack:
             RuntimeError: It failed, or the server has ended; the message has the last lines of the log.
         """
         process = dict(self._processes)[name]
-        waiting = Waiting(self, name)
-        while process.poll() is None:
-            self.check_alive(SERVER, name)
-            waiting.report()
-            time.sleep(0.1)
+        self.wait_until(lambda: process.poll() is not None, name, SERVER, name)
         self.check_alive(name)
         self._processes.remove((name, process))
 
@@ -259,11 +230,27 @@ class LocalStack:
         Raises:
             RuntimeError: The server or the process has ended.
         """
-        waiting = Waiting(self, name)
-        while not self.answers(f"{self.url}{path}", authorization(self.auth_string)):
-            self.check_alive(SERVER, name)
-            waiting.report()
-            time.sleep(0.3)
+        headers = authorization(self.auth_string)
+        self.wait_until(lambda: self.answers(f"{self.url}{path}", headers), name, SERVER, name)
+
+    def wait_until(self, is_done: Callable[[], bool], awaited: str, *watched: str) -> None:
+        """Wait until a condition holds, and print the awaited process every REPORT_SECONDS.
+
+        Args:
+            is_done: Returns whether the condition holds.
+            awaited: Name of the process that the condition depends on.
+            watched: Processes that must not end meanwhile, as `check_alive`.
+
+        Raises:
+            RuntimeError: As `check_alive`.
+        """
+        began = reported = time.monotonic()
+        while not is_done():
+            self.check_alive(*watched)
+            if time.monotonic() - reported >= REPORT_SECONDS:
+                reported = time.monotonic()
+                say(f"waiting for {awaited} for {reported - began:.0f} s; its log: {self.log_file(awaited)}")
+            time.sleep(0.1)
 
     def answers(self, url: str, headers: Mapping[str, str] | None = None) -> bool:
         """Return whether `url` answers; no proxy is used, since the server is local and the header has the login."""
@@ -272,7 +259,7 @@ class LocalStack:
         try:
             with opener.open(request, timeout=2):
                 return True
-        except (urllib.error.URLError, OSError):
+        except OSError:
             return False
 
     def is_running(self, name: str) -> bool:
@@ -317,20 +304,3 @@ class LocalStack:
         # Closed before the remaining processes end: their requests are refused at once instead of waiting.
         self.release_ports()
         end_marked(self.mark, END_SECONDS)
-
-
-@dataclass
-class Waiting:
-    """A wait for one process, which is reported to the user from time to time."""
-
-    stack: LocalStack
-    name: str
-    began: float = field(default_factory=time.monotonic)
-    last_report: float = field(default_factory=time.monotonic)
-
-    def report(self) -> None:
-        """Print the name of the process and the time waited so far, at most every REPORT_SECONDS."""
-        now = time.monotonic()
-        if now - self.last_report >= REPORT_SECONDS:
-            self.last_report = now
-            say(f"waiting for {self.name} for {now - self.began:.0f} s; its log: {self.stack.log_file(self.name)}")
