@@ -8,14 +8,13 @@ function's docstring begins with a verb (D401).
 import ast
 import io
 import re
-import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from deployments.checks.readme import ROOT, tracked
 
 MAX_WORDS = 30
 """Words of a sentence. The aim is 25; a list of names may take a few more."""
@@ -168,9 +167,7 @@ NOT_CHECKED = {
 
 def checked_files() -> list[Path]:
     """Return the files whose prose is checked."""
-    command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard", "--", "*.py", "*.md"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
-    return [ROOT / path for path in sorted(listed) if (ROOT / path).is_file() and path not in NOT_CHECKED]
+    return [ROOT / path for path in tracked("*.py", "*.md") if path not in NOT_CHECKED]
 
 
 def main(arguments: list[str]) -> int:

@@ -14,7 +14,6 @@ from xml.etree import ElementTree as ET
 from tasks.environment import lakevision_home
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 
 TREE = re.compile(r"(<!-- tree: (\S+) -->\n```tree\n).*?(^```\n)", re.DOTALL | re.MULTILINE)
 """A fenced block with a line for each file below the folder that the marker names."""
@@ -33,12 +32,13 @@ _JAVADOC = re.compile(r"^/\*\*\s+(?:\* )?(.*?)(?:\s*\*/)?$", re.MULTILINE)
 
 def readmes() -> list[Path]:
     """Return the READMEs of the project."""
-    return [ROOT / path for path in _tracked() if Path(path).name == "README.md"]
+    return [ROOT / path for path in tracked() if Path(path).name == "README.md"]
 
 
-def _tracked(folder: str = ".") -> list[str]:
+def tracked(*patterns: str) -> list[str]:
+    """Return the files of the project, or those that match git's patterns or are below these folders."""
     # Also files that are new and not ignored: a tree is generated before they are committed.
-    command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard", "--", folder]
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard", "--", *patterns]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     return sorted({path for path in listed if path and (ROOT / path).exists()})
 
@@ -47,7 +47,7 @@ def described_files(folder: str) -> list[str]:
     """Return the files below a folder that its tree names, relative to the project; packages' __init__.py are not."""
     return [
         path
-        for path in _tracked(folder)
+        for path in tracked(folder)
         if (path.endswith(DESCRIBED) or Path(path).name.startswith("Dockerfile")) and Path(path).name != "__init__.py"
     ]
 
@@ -75,7 +75,7 @@ def tree(folder: str) -> str:
     A folder below it with a README has one line, since its files are in a tree of its own.
     """
     described = described_files(folder)
-    readmes_below = [path for path in _tracked(folder) if path.endswith("/README.md") and path != f"{folder}/README.md"]
+    readmes_below = [path for path in tracked(folder) if path.endswith("/README.md") and path != f"{folder}/README.md"]
     own = [f"{Path(path).parent}/" for path in readmes_below]
     files = {
         path.removeprefix(f"{folder}/"): description(path) for path in described if not path.startswith(tuple(own))

@@ -39,12 +39,6 @@ class Jars:
     digests: Mapping[str, str]
 
 
-DELTA_DIGESTS = {
-    "delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
-    "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
-}
-"""Jars of Delta that Spark does not ship (antlr4-runtime comes with Spark)."""
-
 # Delta's second connector, which reads tables of a Unity Catalog. Nothing here uses it.
 OTHER_CONNECTOR = ("io.delta:delta-kernel-*", "io.unitycatalog:*", "org.scala-lang:*")
 
@@ -62,17 +56,13 @@ COMES_WITH_SPARK = ("io.netty:*", "org.slf4j:slf4j-api", "com.fasterxml.jackson.
 EXCLUDED = ("software.amazon.awssdk:bundle", *COMES_WITH_SPARK)
 
 
-def read_digests(scheme: str) -> dict[str, str]:
-    """Return the sha256 of a store's jars, by file name."""
-    lines = Path(__file__).with_name("jars").joinpath(f"{scheme}.sha256").read_text().splitlines()
-    return {name: digest for digest, name in (line.split() for line in lines)}
-
-
 def jars_of(name: str) -> Jars:
-    """Return the jars of `delta`, or of the scheme of a store."""
+    """Return the jars of `delta`, or of the scheme of a store: those that Spark does not ship."""
+    lines = Path(__file__).with_name("jars").joinpath(f"{name}.sha256").read_text().splitlines()
+    digests = {jar: digest for digest, jar in map(str.split, lines)}
     if name == "delta":
-        return Jars((DELTA_PACKAGE,), OTHER_CONNECTOR, jars_folder(), DELTA_DIGESTS)
-    return Jars(STORES[name], EXCLUDED, store_jars(name), read_digests(name))
+        return Jars((DELTA_PACKAGE,), OTHER_CONNECTOR, jars_folder(), digests)
+    return Jars(STORES[name], EXCLUDED, store_jars(name), digests)
 
 
 def have_all(jars: Jars) -> bool:

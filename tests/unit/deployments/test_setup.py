@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from deployments.setup.fetch_jars import DELTA_DIGESTS
+from deployments.setup.fetch_jars import jars_of
 from tasks.spark.jvm import DELTA_JARS
 from tasks.storage import Storage
 from tests.builders.processes import ROOT, plain_environment, run_python
@@ -342,7 +342,7 @@ def test_build_dependencies_are_pinned() -> None:
 
 def test_session_without_deltas_jars_is_refused(tmp_path: Path, storage: Storage) -> None:
     """Spark does not fetch unverified jars; the test uses a separate process, since this one may have a session."""
-    assert DELTA_DIGESTS.keys() == set(DELTA_JARS)
+    assert jars_of("delta").digests.keys() == set(DELTA_JARS)
     code = """
 import sys
 from tasks.config.storage import SparkConfig, StorageConfig
