@@ -6,7 +6,7 @@ from tasks.cache.manifest import open_cache
 from tasks.cache.sweep import discard
 from tasks.cache.task import materialize
 from tasks.checks.task import check_trainable
-from tasks.config.ladder import LadderRun
+from tasks.config.pipeline import LadderRun
 from tasks.etl.task import ingest
 from tasks.ladder.steps import Ladder, StepResult, measure, plan_steps
 from tasks.ladder.task import compare_steps

@@ -1,4 +1,4 @@
-"""Parameters of the whole DAG, and of its part before training."""
+"""Parameters of the whole DAG, of its part before training, and of the scaling ladder."""
 
 from typing import Literal, Self
 
@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from tasks.config.cache import IMAGE_SIZE, CacheConfig
 from tasks.config.distributed import DistributedConfig, check_options
 from tasks.config.etl import REQUIRED_SOURCE, SOURCE, EtlConfig
+from tasks.config.frozen import FrozenConfig
 from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
@@ -24,6 +25,29 @@ class VerdictRun(SparkRun):
     etl: EtlConfig = EtlConfig()
     cache: CacheConfig = CacheConfig()
     train: TrainConfig = TrainConfig()
+
+
+class LadderConfig(FrozenConfig):
+    """The sample of the first steps, and the price of a machine."""
+
+    sample_fraction: float = Field(
+        0.1, gt=0.0, lt=1.0, description="Fraction of the images in the first three steps, in tables of their own"
+    )
+    cost_per_hour: float = Field(
+        0.0, ge=0.0, le=1e6, description="Price of one machine for an hour, in any currency; 0: costs are left out"
+    )
+
+
+class LadderRun(VerdictRun):
+    """Parameters of the flow `scaling-ladder`."""
+
+    distributed: DistributedConfig = DistributedConfig()
+    ladder: LadderConfig = LadderConfig()
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        check_options(self.train, self.distributed, self.spark)
+        return self
 
 
 class PipelineConfig(SparkRun):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from tasks.config.distributed import DistributedConfig
-from tasks.config.ladder import LadderRun
+from tasks.config.pipeline import LadderRun
 from tasks.config.train import TrainConfig
 from tasks.interval import wilson_interval
 from tasks.progress.count import format_seconds

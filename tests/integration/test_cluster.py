@@ -143,7 +143,7 @@ def test_ladder_climbs_to_ranks_on_the_executors(cluster) -> None:
         "spark": cluster.spark_config().model_dump(),
     }
     program = (
-        "import sys; from flows.scaling_ladder import scaling_ladder; from tasks.config.ladder import LadderRun; "
+        "import sys; from flows.scaling_ladder import scaling_ladder; from tasks.config.pipeline import LadderRun; "
         "print(scaling_ladder(LadderRun.model_validate_json(sys.argv[1])).model_dump_json())"
     )
     finished = run_python(

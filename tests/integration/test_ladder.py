@@ -10,7 +10,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.scaling_ladder import scaling_ladder
-from tasks.config.ladder import LadderRun
+from tasks.config.pipeline import LadderRun
 from tests.builders.small_network import SMALL
 
 

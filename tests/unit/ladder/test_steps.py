@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tasks.config.ladder import LadderRun
+from tasks.config.pipeline import LadderRun
 from tasks.ladder.page import ladder_markdown, ladder_text
 from tasks.ladder.steps import Ladder, StepResult, advise, plan_steps
 from tasks.refs import CacheRef
