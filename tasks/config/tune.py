@@ -1,9 +1,9 @@
 """Parameters of a hyper-parameter search: the space, the trials, and where they run."""
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice, product
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
@@ -155,18 +155,13 @@ class TuneConfig(FrozenConfig):
         return {"search": space} | hashed_settings(self, {"min_epochs", "reduction_factor", "seed"})
 
 
+@cache
 def number_type(name: str) -> type[int] | type[float] | None:
     """Return the type of the numbers that a setting of `train` takes, or None if it takes other values."""
-    annotation = TrainConfig.model_fields[name].annotation
-    # Alternatives may have bounds of their own, and a literal may be an alternative to a number.
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    types = {
-        get_args(part)[0] if get_origin(part) is Annotated else part
-        for part in parts
-        if get_origin(part) is not Literal
-    }
-    types -= {NoneType}
-    return int if types == {int} else float if types == {float} else None
+    schema = TrainConfig.model_json_schema()["properties"][name]
+    # None and a name may be alternatives to a number.
+    types = {one.get("type") for one in (schema, *schema.get("anyOf", ()))} - {None, "null", "string"}
+    return int if types == {"integer"} else float if types == {"number"} else None
 
 
 def searched(train: TrainConfig) -> TrainConfig:
