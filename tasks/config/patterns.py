@@ -117,9 +117,7 @@ def compile_pattern(pattern: str) -> re2._Regexp:
     try:
         compiled = re2.compile(translate(pattern), options)
     except re2.error as error:
-        message = error.args[0] if error.args else b""
-        message = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-        raise _diagnosis(pattern, message) from None
+        raise _diagnosis(pattern, error.args[0].decode(errors="replace")) from None
     except ValueError as error:
         raise WrongInput(f"has {error}", way_out="repeat less") from None
     if compiled.groups > MAX_GROUPS:
