@@ -72,14 +72,6 @@ class RemoteProcess:
         if self.returncode is None:
             self._channel.send("signal", rank=self._number, number=int(sig))
 
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
     def end(self, status: int) -> None:
         """Note that the process has ended."""
         if self.returncode is None:
@@ -223,13 +215,13 @@ def terminate(ranks: Sequence[RankProcess], grace_seconds: float) -> dict[int, i
     """
     running = [rank for rank in ranks if rank.process.poll() is None]
     for rank in running:
-        rank.process.terminate()
+        rank.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
     for rank in running:
         try:
             rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            rank.process.kill()
+            rank.process.send_signal(signal.SIGKILL)
     killed_at, left = time.monotonic(), dict[int, int]()
     for rank in running:
         here = rank.process.pid if isinstance(rank.process, subprocess.Popen) else None

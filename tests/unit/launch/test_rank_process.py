@@ -76,11 +76,8 @@ class _Endless(subprocess.Popen):  # type: ignore[type-arg]  # of no output
         assert timeout is not None
         raise subprocess.TimeoutExpired("rank", timeout)
 
-    def terminate(self) -> None:
-        self.signals.append("SIGTERM")
-
-    def kill(self) -> None:
-        self.signals.append("SIGKILL")
+    def send_signal(self, sig: int) -> None:
+        self.signals.append(signal.Signals(sig).name)
 
 
 def test_rank_that_outlives_its_kill_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
