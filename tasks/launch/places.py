@@ -158,13 +158,12 @@ def _take_gpus(spec: TrainingSpec, agents: Sequence[Agent], check: Callable[[], 
     device, backend = spec.train.device, spec.distributed.decided_backend
     sizes = {one.place: one.place_size for one in place_ranks(agents, spec.num_ranks)}
     is_logged = False
-    while True:
-        for agent, num_ranks in sizes.items():
-            if not agent.ask("take_gpus", device=device, backend=backend, num_ranks=num_ranks)["are_taken"]:
-                missing = agent.host
-                break
-        else:
-            return
+
+    def takes(agent: Agent) -> bool:
+        answer = agent.ask("take_gpus", device=device, backend=backend, num_ranks=sizes[agent])
+        return bool(answer["are_taken"])
+
+    while (missing := next((agent.host for agent in sizes if not takes(agent)), None)) is not None:
         for agent in sizes:
             agent.ask("release_gpus")
         if not is_logged:
