@@ -89,16 +89,11 @@ def cancelled_task_run() -> Iterator[None]:
         yield
     except TerminationSignal:
         if started and is_being_cancelled():
-            _cancel_task_run(started[-1])
+            with suppress(httpx.HTTPError, ObjectNotFound), get_client(sync_client=True) as client:
+                client.set_task_run_state(started[-1], Cancelled(message="The flow run was cancelled."), force=True)
         raise
     finally:
         _STARTED.reset(token)
-
-
-def _cancel_task_run(task_run: UUID) -> None:
-    state: State[None] = Cancelled(message="The flow run was cancelled.")
-    with suppress(httpx.HTTPError, ObjectNotFound), get_client(sync_client=True) as client:
-        client.set_task_run_state(task_run, state, force=True)
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import WorkerStatus
+from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from tasks.errors import WrongInput
@@ -100,11 +100,8 @@ def check_deployment(settings: PoolSettings, group: str) -> None:
 
 def own_pool() -> str | None:
     """Return the name of the work pool that the current flow run is on, or None if no worker runs it."""
-    found = flow_run.get_id()
-    if found is None:
-        return None
-    with get_client(sync_client=True) as client:
-        return client.read_flow_run(UUID(str(found))).work_pool_name
+    context = FlowRunContext.get()
+    return context.flow_run.work_pool_name if context is not None and context.flow_run is not None else None
 
 
 def check_pool(settings: PoolSettings, group: str, what: str) -> None:

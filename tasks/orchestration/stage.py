@@ -17,7 +17,7 @@ from prefect import Task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.context import FlowRunContext, TaskRunContext
+from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -32,6 +32,7 @@ from tasks.environment import mlflow_page
 from tasks.errors import UserError, is_retried
 from tasks.orchestration.cancellation import cancelled_task_run, causing_signal, is_being_cancelled, note_task_run
 from tasks.orchestration.failure import ARTIFACT_KEY, error_labels, failure_markdown, state_message, without_secrets
+from tasks.orchestration.pools import own_pool
 from tasks.orchestration.progress_artifacts import progress_artifacts
 from tasks.orchestration.server_lock import server_locks
 from tasks.storage import Storage
@@ -285,8 +286,7 @@ def _label_run(labels: dict[str, bool | int | float | str]) -> None:
 
 def note_host() -> None:
     """Label the current flow run with this machine's name if a worker runs it, for the next worker here."""
-    context = FlowRunContext.get()
-    if context is not None and context.flow_run is not None and context.flow_run.work_pool_name is not None:
+    if own_pool() is not None:
         _label_run({HOST_LABEL: socket.gethostname()})
 
 
