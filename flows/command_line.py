@@ -26,7 +26,7 @@ from rich.console import Console
 from tasks.commands import command_lines
 from tasks.config.run import Run
 from tasks.environment import PROGRESS_BARS
-from tasks.errors import UserError, WrongInput, explain, loggable, similar_names
+from tasks.errors import WrongInput, explain, loggable, similar_names
 from tasks.progress.bar import progress_bars
 from tasks.storage import resolve_storage
 from tasks.system.home import check_home, make_home, rotate
@@ -178,20 +178,8 @@ def parse_arguments(model: type[Config], program: str, arguments: Sequence[str])
     return model.model_validate(parsed.model_dump())
 
 
-def _hide_tracebacks(handler: logging.Handler) -> None:
-    """Omit tracebacks of user errors from a terminal's handler; the log file and the server keep them."""
-    format_full = handler.format
-
-    def format_short(record: logging.LogRecord) -> str:
-        if record.exc_info and isinstance(record.exc_info[1], UserError):
-            record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
-        return format_full(record)
-
-    handler.format = format_short  # type: ignore[method-assign]  # replaces the method of this object alone
-
-
 def _route_logs(config: BaseModel) -> str:
-    """Write full logs to a file, hide tracebacks of user errors on the terminal, and return the file's path."""
+    """Write logs to a file, too, and return its path."""
     storage = resolve_storage(config.storage)  # type: ignore[attr-defined]  # every flow's parameters have a storage
     check_home(Path(storage.home), storage.home_entries)
     make_home(Path(storage.home))
@@ -201,10 +189,6 @@ def _route_logs(config: BaseModel) -> str:
     file = logging.FileHandler(log)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     setup_logging()  # Prefect would create its handlers only when the flow starts.
-    for logger in (logging.getLogger(), logging.getLogger("prefect")):
-        for handler in logger.handlers:
-            if isinstance(handler, logging.StreamHandler):
-                _hide_tracebacks(handler)
     file.addFilter(SingleLineFilter())
     logging.getLogger().addHandler(file)
     return str(log)
