@@ -84,23 +84,17 @@ def reach_this_machine_directly() -> None:
 
 
 def spark_variable(name: str) -> str | None:
-    """Return a variable by which pyspark starts another Spark than its own, such as $SPARK_HOME, or None."""
+    """Return a variable that pyspark reads, or None.
+
+    $PYSPARK_PYTHON is the Python interpreter of executors, $SPARK_LOCAL_IP the address that Spark binds to on this
+    machine. By others, such as $SPARK_HOME, pyspark starts another Spark than its own.
+    """
     return os.environ.get(name) or None
 
 
 def runs_under_spark_submit() -> bool:
     """Return whether spark-submit started this process, and before it the JVM ($PYSPARK_GATEWAY_PORT)."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def worker_python() -> str | None:
-    """Return the Python interpreter of Spark's executors: $PYSPARK_PYTHON, or None."""
-    return os.environ.get("PYSPARK_PYTHON") or None
-
-
-def spark_address() -> str | None:
-    """Return the address that Spark binds to on this machine: $SPARK_LOCAL_IP, or None if Spark may choose one."""
-    return os.environ.get("SPARK_LOCAL_IP") or None
 
 
 def has_spark_secret() -> bool:

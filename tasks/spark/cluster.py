@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tasks.config.storage import SparkConfig
-from tasks.environment import has_spark_secret, spark_address, worker_python
+from tasks.environment import has_spark_secret, spark_variable
 from tasks.errors import ClusterUnavailable, WrongInput
 from tasks.object_store import PROBE
 from tasks.paths import local_path
@@ -71,7 +71,7 @@ def python_of_workers(config: SparkConfig, master: str) -> str:
     chosen = config.conf.get("spark.pyspark.python")
     if chosen or is_local(master):
         return str(chosen or sys.executable)
-    return worker_python() or sys.executable
+    return spark_variable("PYSPARK_PYTHON") or sys.executable
 
 
 def cluster_settings(master: str, conf: Mapping[str, object]) -> dict[str, str]:
@@ -90,7 +90,7 @@ def cluster_settings(master: str, conf: Mapping[str, object]) -> dict[str, str]:
     if not master.startswith("spark://"):
         return settings
     reached_from = _address_towards(master)
-    if spark_address() is None and "spark.driver.host" not in conf:
+    if spark_variable("SPARK_LOCAL_IP") is None and "spark.driver.host" not in conf:
         # Spark would choose an address by the host's name, which executors often cannot reach.
         settings |= {"spark.driver.host": reached_from, "spark.driver.bindAddress": reached_from}
     if is_authenticated_by_secret(master):
