@@ -290,27 +290,25 @@ def invalid_settings(error: ValidationError) -> WrongInput:
 
     Credentials are omitted, and control characters are escaped.
     """
-    problems: list[WrongInput] = []
-    of_field: dict[str, int] = {}
+    problems: dict[tuple[str, ...], WrongInput] = {}
     for item in error.errors(include_url=False):
-        parts = [str(part) for part in item["loc"]]
+        place = tuple(map(str, item["loc"]))
         # For a setting with alternatives, pydantic reports an error per alternative: they share one line.
-        alternative = bool(parts) and parts[-1].startswith(ALTERNATIVES)
-        place = parts[:-1] if alternative else parts
-        field = ".".join(place)
-        if alternative and field in of_field:
-            before, message = problems[of_field[field]], item["msg"]
+        if place and place[-1].startswith(ALTERNATIVES):
+            place = place[:-1]
+        if before := problems.get(place):
+            message = item["msg"]
             other = f", or {message[:1].lower()}{message[1:]}"
-            problems[of_field[field]] = WrongInput.complete(
+            problems[place] = WrongInput.complete(
                 f"{before}{other}", setting=before.setting, way_out=f"{before.way_out}{other}"
             )
-            continue
-        of_field[field] = len(problems)
-        problems.append(_problem(item, place))
-    if len(problems) == 1:
-        return problems[0]
-    joined = WrongInput("; ".join(map(str, problems)))
-    joined.problems = problems
+        else:
+            problems[place] = _problem(item, place)
+    found = list(problems.values())
+    if len(found) == 1:
+        return found[0]
+    joined = WrongInput("; ".join(map(str, found)))
+    joined.problems = found
     return joined
 
 
