@@ -53,16 +53,14 @@ def place_ranks(places: Sequence[P], num_ranks: int) -> list[Placement[P]]:
     assert len(indices) == num_ranks, "the settings have a slot for every rank"
     hosts = [places[index].host for index in indices]
     local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
-    order = list(dict.fromkeys(hosts))
-    peers = {number: [host for host in order if hosts.count(host) > number] for number in set(local_ranks)}
     return [
         Placement(
             rank=rank,
             size=num_ranks,
             local_rank=local_ranks[rank],
             local_size=hosts.count(host),
-            cross_rank=peers[local_ranks[rank]].index(host),
-            cross_size=len(peers[local_ranks[rank]]),
+            cross_rank=local_ranks[:rank].count(local_ranks[rank]),
+            cross_size=local_ranks.count(local_ranks[rank]),
             place=places[index],
             place_size=indices.count(index),
         )
