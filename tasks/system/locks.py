@@ -52,18 +52,14 @@ class Mount(NamedTuple):
         is_fuse = self.kind == "fuse" or self.kind.startswith("fuse.")
         return self.kind in NETWORK_KINDS or (is_fuse and self.kind not in LOCAL_FUSE_KINDS)
 
-    def has_shared_locks(self) -> bool:
-        """Return whether a file lock of this machine is known to exclude other machines, by the mount's options.
+    def excludes_other_machines(self) -> bool:
+        """Return whether a file lock of this machine is known to exclude all other writers.
 
         Linux sends the locks of NFS to its server, unless an option keeps them on this machine (nfs(5)).
         """
-        if self.kind not in {"nfs", "nfs4"}:
-            return False
-        return not self.options & {"nolock", "local_lock=all", "local_lock=flock"}
-
-    def excludes_other_machines(self) -> bool:
-        """Return whether a file lock of this machine excludes all other writers."""
-        return not self.is_shared() or self.has_shared_locks()
+        if self.kind in {"nfs", "nfs4"}:
+            return not self.options & {"nolock", "local_lock=all", "local_lock=flock"}
+        return not self.is_shared()
 
 
 def mount_of(folder: Path, mounted: Iterable[Any] | None = None) -> Mount:

@@ -52,7 +52,7 @@ def test_locks_of_nfs_hold_on_all_machines_unless_an_option_keeps_them_local(
     kind: str, options: str, holds: bool
 ) -> None:
     """Only NFS is known to send file locks to its server."""
-    assert mount_of(Path("/mnt/data"), mounted("/mnt/data", kind, options)).has_shared_locks() is holds
+    assert mount_of(Path("/mnt/data"), mounted("/mnt/data", kind, options)).excludes_other_machines() is holds
 
 
 def test_innermost_and_newest_mount_of_a_folder_is_found() -> None:
