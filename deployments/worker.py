@@ -20,15 +20,11 @@ WORKERS = {"deployments.stack.prefect_worker", "deployments.prefect_worker"}
 
 def running_worker(name: str) -> int | None:
     """Return the process id of a worker of this name on this machine, for the same server, or None."""
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            if WORKERS.isdisjoint(words) or ("--name", name) not in pairwise(words):
-                continue
-            if process.environ().get("PREFECT_API_URL") == PREFECT_API_URL.value():
-                return int(process.pid)
-        except psutil.Error:
-            continue  # it has ended, or is another user's
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words, environment = process.info["cmdline"] or (), process.info["environ"]  # None if it is another user's
+        is_worker = not WORKERS.isdisjoint(words) and ("--name", name) in pairwise(words)
+        if is_worker and environment and environment.get("PREFECT_API_URL") == PREFECT_API_URL.value():
+            return process.pid
     return None
 
 
