@@ -132,17 +132,21 @@ def visible_gpus() -> list[str]:
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
-# Variables that a rank needs from its parent; others (credentials of other services, tokens) are withheld.
-_RANK_NAMES = frozenset(
+_MACHINE_NAMES = frozenset(
     {
-        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
-        *("VIRTUAL_ENV", "DO_NOT_TRACK", "GLIBC_TUNABLES", "CUBLAS_WORKSPACE_CONFIG", "CXX", "XDG_CACHE_HOME"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-        *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
+        *("VIRTUAL_ENV", "CXX", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
         # Of file systems and databases: HDFS, Kerberos, PostgreSQL.
-        *("JAVA_HOME", "HADOOP_HOME", "HADOOP_CONF_DIR", "KRB5CCNAME", "KRB5_CONFIG", "PGPASSFILE"),
+        *("CURL_CA_BUNDLE", "JAVA_HOME", "HADOOP_HOME", "HADOOP_CONF_DIR", "KRB5CCNAME", "KRB5_CONFIG", "PGPASSFILE"),
     }
 )
+"""Variables that every rank has, from its parent or, on another machine, from that machine."""
+
+# Variables that a rank needs from its parent; others (credentials of other services, tokens) are withheld.
+_RANK_NAMES = _MACHINE_NAMES | {
+    *("TZ", "DO_NOT_TRACK", "GLIBC_TUNABLES", "CUBLAS_WORKSPACE_CONFIG"),
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+}
 PROGRESS_BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 """The variable that shows MLflow's progress bars, which are meant for notebooks."""
 
@@ -160,18 +164,13 @@ CALLERS_NAMES = frozenset(
 )
 """Variables that point at runs, experiments and models of other work in this environment, as `mlflow run` sets them."""
 
-_HOST_NAMES = frozenset(
-    {
-        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH"),
-        *("VIRTUAL_ENV", "CXX", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
-        *("CURL_CA_BUNDLE", "JAVA_HOME", "HADOOP_HOME", "HADOOP_CONF_DIR", "KRB5CCNAME", "KRB5_CONFIG", "PGPASSFILE"),
-        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "NCCL_TOPO_FILE"),
-        *("GOOGLE_APPLICATION_CREDENTIALS", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE"),
-        *("AWS_WEB_IDENTITY_TOKEN_FILE", "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
-        *("TORCH_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HOROVOD_TIMELINE"),
-        *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCH_EXTENSIONS_DIR"),
-    }
-)
+_HOST_NAMES = _MACHINE_NAMES | {
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_HOME", "CUDA_PATH", "NCCL_TOPO_FILE"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE"),
+    *("AWS_WEB_IDENTITY_TOKEN_FILE", "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
+    *("TORCH_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HOROVOD_TIMELINE"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCH_EXTENSIONS_DIR"),
+}
 """Variables that name files and devices of one machine: a rank on another one has those of its own machine."""
 
 _LIBRARY_PREFIXES = (
