@@ -9,14 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
 
-from deployments.demo_service import ask_service
+from deployments.demo_service import ask_service, images_of_test
 from deployments.stack.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.stack.login import auth_file, own_auth_string
 from deployments.stack.processes import LocalStack, say
@@ -242,18 +241,15 @@ def add_arrivals(storage: "Storage") -> str:
     # Imported here, as in the other functions: wrong options are refused before seconds of imports.
     import pyarrow as pa
 
-    from tasks.refs import TEST
     from tasks.schema import CHANGE_FEED, IMAGES_ARROW
     from tasks.tables.direct_commits import append_rows
-    from tasks.tables.snapshots import latest, newest_snapshot, read_batches
+    from tasks.tables.snapshots import newest_snapshot
 
     path = storage.table(ARRIVALS)
     if newest_snapshot(None, path) is not None:
         return path
     schema = pa.schema([IMAGES_ARROW.field(name) for name in ("sha256", "content")])
-    batches = read_batches(latest(None, storage.table("images")), schema, {"split": TEST}, NUM_ARRIVALS)
-    images = (content for batch in batches for content in batch["content"].to_pylist())
-    contents = [mirrored(content) for content in islice(images, NUM_ARRIVALS)]
+    contents = [mirrored(row["content"]) for row in images_of_test(storage, NUM_ARRIVALS)]
     keys = [hashlib.sha256(content).hexdigest() for content in contents]
     append_rows(path, pa.table([keys, contents], schema=schema), {CHANGE_FEED: "true"})
     return path

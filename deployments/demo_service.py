@@ -2,8 +2,9 @@
 
 import json
 import time
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import Request
 
 from tasks.commands import flow_command
@@ -40,7 +41,8 @@ def ask_service(home: Path, tables: str, model: str) -> list[str]:
     serve = {"port": free_port(), "log_requests": False}
     run = ServeRun.model_validate({"storage": where, "promote": {"model_name": model}, "serve": serve})
     storage = resolve_storage(where)
-    image, label = image_of_test(storage)
+    (row,) = images_of_test(storage, 1)
+    image = row["content"]
     with running_service(run, storage) as service:
         ask(service, "/predict", image)  # The first request of a process takes longer.
         began = time.perf_counter()
@@ -49,7 +51,7 @@ def ask_service(home: Path, tables: str, model: str) -> list[str]:
         (home / HEAT_MAP).write_bytes(ask(service, "/explain", image))
     (found,) = answer["predictions"]
     version = f"{answer['model']} version {found['model_version']}"
-    about = f"a test image of '{label}' is '{found['label']}', probability {found['probability']:.4f}"
+    about = f"a test image of '{row['label']}' is '{found['label']}', probability {found['probability']:.4f}"
     return [
         f"{'over HTTP':<13} {about}, by {version} in {milliseconds:.0f} ms",
         f"{'':<13} its heat map: {home / HEAT_MAP}",
@@ -58,8 +60,8 @@ def ask_service(home: Path, tables: str, model: str) -> list[str]:
     ]
 
 
-def image_of_test(storage: "Storage") -> tuple[bytes, str]:
-    """Return the content and the label of a test image."""
+def images_of_test(storage: "Storage", most: int) -> list[dict[str, Any]]:
+    """Return the columns content and label of the first images of the split `test`, at most `most`."""
     import pyarrow as pa
 
     from tasks.refs import TEST
@@ -67,9 +69,8 @@ def image_of_test(storage: "Storage") -> tuple[bytes, str]:
     from tasks.tables.snapshots import latest, read_batches
 
     schema = pa.schema([IMAGES_ARROW.field(name) for name in ("content", "label")])
-    batches = read_batches(latest(None, storage.table("images")), schema, {"split": TEST}, 1)
-    row = next(batch.to_pylist()[0] for batch in batches if batch.num_rows)
-    return row["content"], row["label"]
+    batches = read_batches(latest(None, storage.table("images")), schema, {"split": TEST}, most)
+    return list(islice((row for batch in batches for row in batch.to_pylist()), most))
 
 
 def ask(service: "Service", path: str, image: bytes) -> bytes:

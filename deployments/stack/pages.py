@@ -83,8 +83,7 @@ class WithAddition:
                 headers = MutableHeaders(raw=start["headers"])
                 headers["content-length"] = str(len(page))
                 for name in ("etag", "last-modified"):
-                    if name in headers:
-                        del headers[name]
+                    del headers[name]
                 await send(start)
                 message = {"type": "http.response.body", "body": page}
             await send(message)
