@@ -1,8 +1,8 @@
 """The decorator of all flows: JSON results, one home folder for a direct call, and explained failures."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -65,15 +65,13 @@ def check_server() -> None:
         ) from None
 
 
-@contextmanager
-def temporary_server_under(home: Path) -> Iterator[None]:
+def temporary_server_under(home: Path) -> AbstractContextManager[object]:
     """Keep database and results of a direct call's temporary server below `home`, and turn off its analytics.
 
     Has no effect where a server is configured, and overrides no setting of the user.
     """
     if PREFECT_API_URL.value():
-        yield
-        return
+        return nullcontext()
     if closed := make_home(home):
         logger.warning("%s", closed)
     folder = home / "prefect"
@@ -87,8 +85,7 @@ def temporary_server_under(home: Path) -> Iterator[None]:
         # Its first start, from a cold disk, takes longer than Prefect's default of 20 s.
         "server.ephemeral.startup_timeout_seconds": 120,
     }
-    with temporary_settings(set_defaults=defaults):
-        yield
+    return temporary_settings(set_defaults=defaults)
 
 
 class DagFlow(Flow[P, R]):

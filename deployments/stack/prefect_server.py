@@ -16,8 +16,8 @@ import errno
 import logging
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 import sqlalchemy as sa
 from prefect.server.api.server import create_app, is_client_retryable_exception
@@ -60,15 +60,12 @@ class LockingSqlite(AioSqliteConfiguration):
             yield transaction
 
 
-@contextmanager
-def write_lock_first() -> Iterator[None]:
+def write_lock_first() -> AbstractContextManager[object]:
     """Make the server's transactions acquire SQLite's write lock when they begin; other databases are unaffected."""
     url = get_current_settings().server.database.connection_url
     if url is None or not url.get_secret_value().startswith("sqlite"):
-        yield
-        return
-    with temporary_database_config(LockingSqlite(connection_url=url.get_secret_value())):
-        yield
+        return nullcontext()
+    return temporary_database_config(LockingSqlite(connection_url=url.get_secret_value()))
 
 
 async def wait_anew_for_heartbeats() -> None:

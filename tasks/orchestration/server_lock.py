@@ -5,7 +5,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -25,17 +25,12 @@ LEASE_SECONDS = 120
 """Time after which the server releases the lock of a killed run, in seconds; it lasts while the run renews it."""
 
 
-@contextmanager
-def server_locks() -> Iterator[None]:
+def server_locks() -> AbstractContextManager[None]:
     """Let the current stage lock shared locations on the configured Prefect server; without one, change nothing.
 
     Other runs do not use the temporary server of a direct call.
     """
-    if not PREFECT_API_URL.value():
-        yield
-        return
-    with locking_with(server_lock):
-        yield
+    return locking_with(server_lock) if PREFECT_API_URL.value() else nullcontext()
 
 
 def limit_name(url: str) -> str:
