@@ -47,10 +47,6 @@ class LabelConfig(FrozenConfig):
             )
         if self.file and is_url(self.file):
             check_remote_file(self.file)
-        return self
-
-    @model_validator(mode="after")
-    def _check_pattern(self) -> Self:
         _check_groups(self.pattern, "label")
         return self
 
