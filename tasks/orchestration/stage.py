@@ -297,15 +297,8 @@ def flow_run_tags() -> dict[str, str]:
 
 
 def run_stage(stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run one stage and return its value, also if it was skipped; raise the error of a failed stage."""
-    return _run_stage(stage_task, *args, **kwargs)[0]
-
-
-def _run_stage(stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> tuple[R, str | None]:
-    # Without `return_state`, a task that returned a state would return that state and not its data.
-    state: State[R] = stage_task(*args, **kwargs, return_state=True)
-    value: R = state.result()
-    return value, state.name
+    """Run one stage as `StageLog.run`, without a record."""
+    return StageLog().run(stage_task, *args, **kwargs)
 
 
 class StageLog:
@@ -316,9 +309,11 @@ class StageLog:
         self.skipped: dict[str, bool] = {}
 
     def run(self, stage_task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run one stage and return its value; raise the error of a failed stage."""
+        """Run one stage and return its value, also if it was skipped; raise the error of a failed stage."""
         began = time.perf_counter()
-        value, name = _run_stage(stage_task, *args, **kwargs)
+        # Without `return_state`, a task that returned a state would return that state and not its data.
+        state: State[R] = stage_task(*args, **kwargs, return_state=True)
+        value: R = state.result()
         self.seconds[stage_task.name] = round(time.perf_counter() - began, 2)
-        self.skipped[stage_task.name] = name in {"Cached", SKIPPED}
+        self.skipped[stage_task.name] = state.name in {"Cached", SKIPPED}
         return value
