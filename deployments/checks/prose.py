@@ -72,13 +72,6 @@ class Problem(NamedTuple):
     says: str
 
 
-class Text(NamedTuple):
-    """A piece of prose, with the line that it begins in."""
-
-    line: int
-    text: str
-
-
 Described = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -99,8 +92,11 @@ def first_word_problem(node: Described, docstring: str) -> str | None:
     return None
 
 
-def texts(path: Path) -> Iterator[Text]:
-    """Yield docstrings, comments and texts of messages of a Python file, or the paragraphs of another file."""
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield docstrings, comments and texts of messages of a Python file, or the paragraphs of another file.
+
+    Each has the number of the line that it begins in.
+    """
     text = path.read_text()
     if path.suffix != ".py":
         fenced = False
@@ -109,7 +105,7 @@ def texts(path: Path) -> Iterator[Text]:
                 fenced = not fenced if line.startswith("```") else fenced
                 continue
             if not fenced:
-                yield Text(number, line)
+                yield number, line
         return
     tree = ast.parse(text)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -118,7 +114,7 @@ def texts(path: Path) -> Iterator[Text]:
             continue
         # Other strings of tests are programs and data.
         if id(node) in docstrings or not path.is_relative_to(ROOT / "tests"):
-            yield Text(node.lineno, node.value)
+            yield node.lineno, node.value
     comment: list[str] = []
     began = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -126,7 +122,7 @@ def texts(path: Path) -> Iterator[Text]:
             began = began or token.start[0]
             comment.append(token.string.lstrip("# "))
         elif token.type not in {tokenize.NL, tokenize.NEWLINE} and comment:
-            yield Text(began, " ".join(comment))
+            yield began, " ".join(comment)
             comment, began = [], 0
 
 
