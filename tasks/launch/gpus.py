@@ -42,14 +42,14 @@ def fitting_backend(device: str, settings: DistributedConfig) -> tuple[Backend, 
     fits: tuple[Backend, str] = "horovod", "its build fits the device"
     if settings.num_ranks == 1 or device == "cpu" or (device == "auto" and not gpus_for(device)):
         return fits
-    import torch  # Here: ranks without GPUs start sooner.
 
-    is_local = settings.launcher == "local"
-    ranks_and_gpus = (settings.num_ranks, torch.cuda.device_count()) if is_local else (1, 1)
-    if is_local and not torch.cuda.is_available():
-        return fits
-    obstacle = gpu_obstacle("horovod", has_nccl("horovod"), *ranks_and_gpus)
-    if obstacle is not None and gpu_obstacle("torch", has_nccl("torch"), *ranks_and_gpus) is None:
+    def obstacle_of(backend: Backend) -> WrongInput | None:
+        if settings.launcher == "local":
+            return expected_gpu_obstacle(backend, settings.num_ranks)
+        return gpu_obstacle(backend, has_nccl(backend), num_ranks=1, num_gpus=1)
+
+    obstacle = obstacle_of("horovod")
+    if obstacle is not None and obstacle_of("torch") is None:
         return "torch", obstacle.cause
     return fits if obstacle is None else ("horovod", "no backend can use GPUs here")
 
