@@ -14,22 +14,25 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
+from pydantic import ValidationError
 
 from deployments.demo_service import ask_service, images_of_test
 from deployments.stack.local_stack import PREFECT_PORT, local_stack, port_setting
 from deployments.stack.login import auth_file, own_auth_string
 from deployments.stack.processes import LocalStack, say
+from tasks.commands import command_lines
 from tasks.config.etl import BUILTIN_DIGITS
+from tasks.config.storage import StorageConfig
 from tasks.environment import DEFAULT_HOME, MLFLOW_PORT, lakevision_home
-from tasks.errors import WrongInput
-from tasks.model.pretrained import names_model
+from tasks.errors import WrongInput, explain
+from tasks.model.pretrained import check_model_name, load_weights, names_model
 from tasks.paths import absolute_url, local_path, readable_name
+from tasks.storage import Storage, resolve_storage
 from tasks.system.listening import HOST
 from tasks.system.signals import interrupt_on
 
 if TYPE_CHECKING:
     from tasks.refs import StreamReport
-    from tasks.storage import Storage
 
 DEPLOYMENT = "pipeline/pipeline"
 STREAM = "predict-stream/predict-stream"
@@ -120,8 +123,6 @@ def without_download(options: argparse.Namespace) -> bool:
 
     Those that can be are in torch's or timm's cache afterwards.
     """
-    from tasks.model.pretrained import load_weights
-
     if options.weights is not None or options.source == BUILTIN_DIGITS:
         return False
     try:
@@ -151,9 +152,7 @@ def check_parameters(values: dict[str, Any], model: str | None) -> None:
     config = PipelineConfig.model_validate(values["config"])
     check_java()
     if model is not None:
-        # Imported for a user's model only: torchvision takes seconds to load, and the demo's own models are known.
-        from tasks.model.pretrained import check_model_name
-
+        # For a user's model only: torchvision takes seconds to load, and the demo's own models are known.
         check_model_name(model)
     folder = local_path(config.etl.source)  # None for the digits and for a URL, which the DAG's preflight checks
     if folder is not None:
@@ -233,7 +232,7 @@ def sentence(message: str) -> str:
     return message.removesuffix("(WrongInput)").strip()
 
 
-def add_arrivals(storage: "Storage") -> str:
+def add_arrivals(storage: Storage) -> str:
     """Write mirrored test images to a table of their own, unless it exists; return its path.
 
     The champion has predicted none of them: the stream has images to predict.
@@ -286,9 +285,7 @@ def run_stream(stack: LocalStack, tables: str, model: str) -> "StreamReport":
     Raises:
         DemoFailed: The run did not complete.
     """
-    from tasks.config.storage import StorageConfig
     from tasks.refs import StreamReport
-    from tasks.storage import resolve_storage
 
     table = add_arrivals(resolve_storage(StorageConfig(home=str(stack.home), tables=tables)))
     return StreamReport.model_validate(follow_run(stack, STREAM, stream_parameters(table, tables, model))[1])
@@ -306,10 +303,7 @@ def show_summary(
         stream: Report of the stream; None if it did not run.
         own_tracking: Tracking URI in the user's environment; the demo tracked into its own home instead.
     """
-    from tasks.commands import command_lines
-    from tasks.config.storage import StorageConfig
     from tasks.refs import RunRef
-    from tasks.storage import resolve_storage
     from tasks.summary import SUMMARY_FILE
     from tasks.summary.summary import PipelineSummary, summary_lines
     from tasks.tracking.runs import run_location
@@ -344,10 +338,6 @@ def show_summary(
 
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; return 0 if the DAG completed."""
-    from pydantic import ValidationError
-
-    from tasks.errors import explain
-
     options = parse_arguments(arguments)
     began = time.monotonic()
     interrupt_on(signal.SIGTERM, signal.SIGHUP)

@@ -11,12 +11,11 @@ from tasks.commands import flow_command
 from tasks.config.serving import ServeRun
 from tasks.config.storage import StorageConfig
 from tasks.environment import api_key
-from tasks.storage import resolve_storage
+from tasks.storage import Storage, resolve_storage
 from tasks.system.listening import HOST, free_port
 
 if TYPE_CHECKING:
     from tasks.serve.service import Service
-    from tasks.storage import Storage
 
 HEAT_MAP = "heat-map.jpg"
 """File in the home with the heat map of the image."""
@@ -60,7 +59,7 @@ def ask_service(home: Path, tables: str, model: str) -> list[str]:
     ]
 
 
-def images_of_test(storage: "Storage", most: int) -> list[dict[str, Any]]:
+def images_of_test(storage: Storage, most: int) -> list[dict[str, Any]]:
     """Return the columns content and label of the first images of the split `test`, at most `most`."""
     import pyarrow as pa
 

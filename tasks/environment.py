@@ -10,6 +10,10 @@ from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
+from tasks.credentials import is_secret
+from tasks.errors import WrongInput
 from tasks.paths import expand_user
 
 MLFLOW_PORT = 5000
@@ -205,8 +209,6 @@ def rank_environment(further: Collection[str] = ()) -> dict[str, str]:
     Args:
         further: Names of further variables, `train.environment`.
     """
-    # Here: Spark's daemon of workers reads this module first, and needs neither pydantic nor the archives it searches.
-    from tasks.credentials import is_secret
 
     def is_passed(name: str) -> bool:
         if name in CALLERS_NAMES or name == API_KEY:
@@ -298,10 +300,6 @@ def import_configured(*modules: str) -> None:
     Raises:
         WrongInput: A library refuses one of its settings.
     """
-    from pydantic import ValidationError  # Here: as in `rank_environment`.
-
-    from tasks.errors import WrongInput
-
     for module in modules:
         library = module.partition(".")[0]
         printed = StringIO()

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasks.environment import ssh_address
+from tasks.environment import rank_environment, ssh_address
 from tasks.launch.code_version import code_versions
 from tasks.launch.protocol import SILENT_SECONDS, Channel, Message
 from tasks.launch.rank_process import Message as RankMessage
@@ -84,9 +84,7 @@ class HostAgent:
         terminate(list(self._ranks.values()), GRACE_SECONDS)
 
     def _prepare(self, message: Message) -> dict[str, Any]:
-        # Here: these import packages, which may take long from a cold disk.
-        from tasks.environment import rank_environment
-        from tasks.system.cores import num_cores
+        from tasks.system.cores import num_cores  # Here: it imports packages, which may take long from a cold disk.
 
         self._spec_path.write_text(message["spec"])
         paths = os.pathsep.join(path for path in sys.path if path)

@@ -68,7 +68,7 @@ def test_own_images_start_from_pretrained_weights_where_they_can_be_downloaded(
         if model == "mobilenet_v2":
             raise WrongInput("the weights could not be downloaded", way_out="give a path")
 
-    monkeypatch.setattr("tasks.model.pretrained.load_weights", load)
+    monkeypatch.setattr(demo, "load_weights", load)
     for given, is_without in (
         (("--source", "/data/photos"), True),
         (("--source", "/data/photos", "--model", "resnet18"), False),
