@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 
 from tasks.config.distributed import Backend, DistributedConfig
@@ -109,8 +109,6 @@ def gpus_of_run(spec: TrainingSpec, timeout_seconds: float, check: Callable[[], 
     elif settings is not None:
         with take_gpus(names, spec.num_ranks, timeout_seconds, check) as own:
             yield own
-    elif spec.slot is not None:
-        yield share_of_gpus(spec.slot)
     else:
-        with take_slot(names, timeout_seconds, check) as slot:
+        with nullcontext(spec.slot) if spec.slot is not None else take_slot(names, timeout_seconds, check) as slot:
             yield share_of_gpus(slot)
