@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import filelock
 import psutil
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lakevision.locks")
 
+T = TypeVar("T")
 
 NETWORK_KINDS = frozenset(
     {
@@ -90,13 +91,17 @@ _SERVER_LOCK: ContextVar[ServerLock | None] = ContextVar("lock of locations that
 
 
 @contextmanager
-def locking_with(server_lock: ServerLock) -> Iterator[None]:
-    """Let `exclusive_lock` acquire `server_lock` too within the block, for locations that several machines share."""
-    token = _SERVER_LOCK.set(server_lock)
+def _set_within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _SERVER_LOCK.reset(token)
+        variable.reset(token)
+
+
+def locking_with(server_lock: ServerLock) -> AbstractContextManager[None]:
+    """Let `exclusive_lock` acquire `server_lock` too within the block, for locations that several machines share."""
+    return _set_within(_SERVER_LOCK, server_lock)
 
 
 @contextmanager
@@ -126,14 +131,9 @@ def exclusive_lock(url: str, spark: "SparkSession | None" = None) -> Iterator[No
         yield
 
 
-@contextmanager
-def leased(check: LeaseCheck) -> Iterator[None]:
+def leased(check: LeaseCheck) -> AbstractContextManager[None]:
     """Let `check_leases` call `check` too within the block: the right of this run to write has an end."""
-    token = _LEASES.set((*_LEASES.get(), check))
-    try:
-        yield
-    finally:
-        _LEASES.reset(token)
+    return _set_within(_LEASES, (*_LEASES.get(), check))
 
 
 def check_leases() -> None:
