@@ -185,17 +185,13 @@ def follow_run(stack: LocalStack, deployment_name: str, values: dict[str, Any]) 
             with suppress(Exception):
                 client.set_flow_run_state(run.id, Cancelled(message="the demo was stopped"), force=True)
             raise
-        _show_last_lines(client, run.id, shown)
+        # The rest of the log arrives in batches, the final state's line last, and it may never arrive.
+        deadline = time.monotonic() + LAST_LINES_SECONDS
+        while not _show_log(client, run.id, shown) and time.monotonic() < deadline:
+            time.sleep(0.2)
     if not run.state.is_completed():
         raise DemoFailed(sentence(run.state.message or str(run.state.name)))
     return str(run.id), run.state.result()
-
-
-def _show_last_lines(client: Any, flow_run_id: UUID, shown: set[UUID]) -> None:
-    """Print the rest of a log: it arrives in batches, the final state's line last, and it may never arrive."""
-    deadline = time.monotonic() + LAST_LINES_SECONDS
-    while not _show_log(client, flow_run_id, shown) and time.monotonic() < deadline:
-        time.sleep(0.2)
 
 
 def _show_log(client: Any, flow_run_id: UUID, shown: set[UUID]) -> bool:

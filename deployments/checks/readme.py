@@ -95,12 +95,9 @@ def with_trees(text: str) -> str:
 
 def with_tables(text: str, tables: dict[str, str]) -> str:
     """Return the text of a README with those of its benchmark tables replaced that are given, by name."""
-
-    def replace(found: re.Match[str]) -> str:
-        table = tables.get(found[2])
-        return found[0] if table is None else f"{found[1]}{table}\n{found[3]}"
-
-    return TABLE.sub(replace, text)
+    return TABLE.sub(
+        lambda found: f"{found[1]}{tables[found[2]]}\n{found[3]}" if found[2] in tables else found[0], text
+    )
 
 
 def longest_files(junit: Path) -> str:

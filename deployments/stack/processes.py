@@ -172,8 +172,8 @@ class LocalStack:
         """
         self.hold_ports(SERVICE)
         descriptor, settings = str(self._sockets[SERVICE].fileno()), json.dumps({"serve": {"port": self.service_port}})
-        command = [sys.executable, "-m", "tasks.serve.server", settings, "--fd", descriptor]
-        self.start(SERVICE, [*command, "--parent", str(os.getpid())])
+        options = ["--fd", descriptor, "--parent", str(os.getpid())]
+        self.start(SERVICE, [sys.executable, "-m", "tasks.serve.server", settings, *options])
 
     def _serve(self, name: str, module: str, port: int) -> None:
         if name not in self._sockets:
