@@ -36,15 +36,6 @@ MAX_THREADS = 2
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
 """Odd multiplier that spreads the bits of a key over the highest bits (Knuth, The Art of Computer Programming, 6.4)."""
 
-_BITS_SET = np.array([number.bit_count() for number in range(1 << 16)], dtype=np.uint8)
-
-
-def hamming_distances(first: npt.NDArray[np.uint64], second: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Return the element-wise Hamming distances of two arrays of hashes, shape (N,)."""
-    words = np.ascontiguousarray(first ^ second).view(np.uint16).reshape(-1, 4)
-    distances: npt.NDArray[np.int64] = _BITS_SET[words].sum(axis=1, dtype=np.int64)
-    return distances
-
 
 @dataclass(frozen=True)
 class Banding:
@@ -84,14 +75,6 @@ def choose_banding(num_hashes: int, max_bits: int) -> Banding:
     return min(bandings, key=lambda banding: banding.work(num_hashes))
 
 
-def _pairs_across(counts: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return the number of pairs of images in different splits, of those that each row counts."""
-    pairs = np.zeros(len(counts), dtype=np.int64)
-    for first, second in combinations(range(counts.shape[1]), 2):
-        pairs += counts[:, first].astype(np.int64) * counts[:, second]
-    return pairs
-
-
 @dataclass(frozen=True)
 class NearDuplicates:
     """Pairs of images in different splits whose hashes are close.
@@ -99,14 +82,12 @@ class NearDuplicates:
     Attributes:
         num_pairs: Number of pairs of images.
         complete: Whether all pairs were counted; False if a bucket was too large to compare all its hashes.
-        closest: Pairs of hashes in ascending order of distance, at most `num_listed`.
-        bits: Hamming distance of each pair in `closest`.
+        closest: Hamming distance and hashes of the closest pairs of hashes in ascending order, at most `num_listed`.
     """
 
     num_pairs: int
     complete: bool
-    closest: list[tuple[int, int]]
-    bits: list[int]
+    closest: list[tuple[int, int, int]]
 
 
 def _pairs_by_key(
@@ -163,7 +144,7 @@ def _search_key(
     for compared, first, second in _pairs_by_key(keys, reduce(operator.or_, [bands[band] for band in key])):
         if compared > BUCKET_NEIGHBOURS and len(first):
             return num_pairs, False, listed
-        near = hamming_distances(keys[first], keys[second]) <= max_bits
+        near = np.bitwise_count(keys[first] ^ keys[second]) <= max_bits
         left, right = first[near], second[near]
         for band in earlier:
             is_first = (keys[left] ^ keys[right]) & band != 0
@@ -172,7 +153,7 @@ def _search_key(
         across = in_left.sum(axis=1) * in_right.sum(axis=1) - (in_left * in_right).sum(axis=1)
         num_pairs += int(across.sum())
         left, right = left[across > 0], right[across > 0]
-        distances = hamming_distances(keys[left], keys[right])
+        distances = np.bitwise_count(keys[left] ^ keys[right])
         pairs = np.sort([hashes[left], hashes[right]], axis=0)
         best = np.lexsort((pairs[1], pairs[0], distances))[:num_listed]
         found = [(int(distances[at]), int(pairs[0, at]), int(pairs[1, at])) for at in best]
@@ -214,7 +195,7 @@ def cluster_hashes(hashes: npt.NDArray[np.int64], max_bits: int) -> tuple[npt.ND
             # A pair within a cluster changes nothing: many nearly plain images are joined in a few rounds.
             apart = clusters[first] != clusters[second]
             left, right = first[apart], second[apart]
-            near = hamming_distances(keys[left], keys[right]) <= max_bits
+            near = np.bitwise_count(keys[left] ^ keys[right]) <= max_bits
             if near.any():
                 joined = components(clusters[left[near]], clusters[right[near]], len(hashes))
                 clusters = joined[clusters]
@@ -237,8 +218,10 @@ def find_near_duplicates(
         num_listed: Maximum length of the list of the closest pairs.
         banding: Partition of the bits, which decides the speed; by default that of `choose_banding`.
     """
-    # Images with the same hash in different splits are pairs of distance 0.
-    same_hash = _pairs_across(counts)
+    # Images with the same hash in different splits are pairs of distance 0; the square counts each of them twice.
+    same_hash = counts.sum(axis=1, dtype=np.int64) ** 2
+    same_hash -= np.einsum("ij,ij->i", counts, counts, dtype=np.int64)
+    same_hash //= 2
     num_pairs, complete = int(same_hash.sum()), True
     listed = [(0, int(found), int(found)) for found in np.sort(hashes[same_hash > 0])[:num_listed]]
     del same_hash  # the search needs the memory
@@ -252,6 +235,4 @@ def find_near_duplicates(
         ):
             num_pairs, complete = num_pairs + pairs, complete and is_complete
             listed = sorted([*listed, *closest])[:num_listed]
-    return NearDuplicates(
-        num_pairs, complete, [(first, second) for _, first, second in listed], [bits for bits, _, _ in listed]
-    )
+    return NearDuplicates(num_pairs, complete, listed)

@@ -249,12 +249,12 @@ def _count_hashes(tables: Relations) -> tuple[npt.NDArray[np.int64], npt.NDArray
 
 def _name_pairs(tables: Relations, near: NearDuplicates) -> list[NearPair]:
     """Return one pair of images for each listed pair of hashes: the first by sha256 in two different splits."""
-    hashes = sorted({value for pair in near.closest for value in pair})
+    hashes = sorted({value for _, *pair in near.closest for value in pair})
     by_hash: dict[int, list[dict[str, str]]] = {}
     for value, split, label, path in tables.rows(FIRST_OF_EACH, {"hashes": hashes}) if hashes else []:
         by_hash.setdefault(value, []).append({"path": path, "label": label, "split": split})
     pairs = []
-    for (first, second), bits in zip(near.closest, near.bits, strict=True):
+    for bits, first, second in near.closest:
         one, other = next((a, b) for a in by_hash[first] for b in by_hash[second] if a["split"] != b["split"])
         others = {f"other_{name}": value for name, value in other.items()}
         pairs.append(NearPair.model_validate({"bits": bits, **one, **others}))

@@ -14,7 +14,6 @@ from tasks.etl.near_duplicates import (
     choose_banding,
     cluster_hashes,
     find_near_duplicates,
-    hamming_distances,
 )
 
 
@@ -61,11 +60,13 @@ def test_hash_of_a_ramp_is_known() -> None:
 
 
 def test_hamming_distances_count_all_64_bits() -> None:
-    """The distance of complements is 64."""
-    first = np.array([0, 0, 5], dtype=np.uint64)
-    second = np.array([2**64 - 1, 2**63, 5], dtype=np.uint64)
+    """The distance of complements is 64, and that of hashes that differ in the sign is 1."""
+    hashes = np.array([-1, 0, -(2**63)], dtype=np.int64)
+    counts = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]])
 
-    assert hamming_distances(first, second).tolist() == [64, 1, 0]
+    found = find_near_duplicates(hashes, counts, 64, num_listed=5)
+
+    assert found.closest == [(1, -(2**63), 0), (63, -(2**63), -1), (64, -1, 0)]
 
 
 def hashes_with_near_pairs(count: int, max_flips: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,8 +105,8 @@ def test_banding_finds_the_same_pairs_as_exhaustive_search(max_bits: int) -> Non
 
     assert found.complete
     assert found.num_pairs == wanted
-    assert found.bits == sorted(bits for bits, _ in closest)
-    listed = list(zip(found.bits, map(set, found.closest), strict=True))
+    assert [bits for bits, *_ in found.closest] == sorted(bits for bits, _ in closest)
+    listed = [(bits, set(pair)) for bits, *pair in found.closest]
     assert all(pair in listed for pair in closest)
     assert len(listed) == len(closest)
 
@@ -140,7 +141,7 @@ def test_list_is_truncated_and_the_count_is_not() -> None:
 
     found = find_near_duplicates(hashes, counts, 3, num_listed=2)
 
-    assert (found.num_pairs, found.bits) == (4, [1, 1])
+    assert (found.num_pairs, [bits for bits, *_ in found.closest]) == (4, [1, 1])
 
 
 def test_images_of_one_hash_are_counted_without_being_paired() -> None:
@@ -149,7 +150,7 @@ def test_images_of_one_hash_are_counted_without_being_paired() -> None:
         np.array([0], dtype=np.int64), np.array([[10**6, 10**6, 0]], dtype=np.int32), 3, num_listed=5
     )
 
-    assert (found.num_pairs, found.closest, found.complete) == (10**12, [(0, 0)], True)
+    assert (found.num_pairs, found.closest, found.complete) == (10**12, [(0, 0, 0)], True)
 
 
 def test_count_with_a_too_large_bucket_is_marked_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
