@@ -74,14 +74,12 @@ def content_of_head(name: str, folder: int) -> str | None:
         return detail
     try:
         opened = os.open(name, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)
+        try:
+            return other_content(os.read(opened, HEAD_BYTES))
+        finally:
+            os.close(opened)
     except OSError:
         return None
-    try:
-        return other_content(os.read(opened, HEAD_BYTES))
-    except OSError:
-        return None
-    finally:
-        os.close(opened)
 
 
 @dataclass

@@ -183,15 +183,11 @@ def local_files(
                     # A name that is not valid UTF-8 is escaped; no file has the escaped name, so that the file becomes
                     # unreadable.
                     path = os.fsencode(path).decode("utf-8", "backslashreplace")
+                times = status.st_mtime_ns // 1000, status.st_ctime_ns // 1000
                 if not has_name and (detail := content_of_head(name, opened)) is not None:
-                    times = status.st_mtime_ns // 1000, status.st_ctime_ns // 1000
                     left.ignore(detail, path, status.st_size, *times, status.st_ino)
                     continue
-                files.paths.append(path)
-                files.sizes.append(status.st_size)
-                files.times.append(status.st_mtime_ns // 1000)
-                files.status_times.append(status.st_ctime_ns // 1000)
-                files.inodes.append(status.st_ino)
+                files.add(path, status.st_size, *times, status.st_ino)
                 if len(files.paths) == BATCH_FILES:
                     yield files
                     files = ListedFiles()
