@@ -5,7 +5,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,10 @@ def jvm_is_alive() -> bool:
 def has_lost_jvm() -> bool:
     """Return whether the JVM has exited, after a connection to it failed: it closes connections before it is gone."""
     gateway = SparkContext._gateway
-    if gateway is None or gateway.proc is None:
-        return not jvm_is_alive()
-    try:
-        gateway.proc.wait(timeout=EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    if gateway is not None and gateway.proc is not None:
+        with suppress(subprocess.TimeoutExpired):
+            gateway.proc.wait(timeout=EXIT_SECONDS)
+    return not jvm_is_alive()
 
 
 def describe_exit() -> str:

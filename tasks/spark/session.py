@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -55,7 +55,6 @@ class _SessionState:
     session: SparkSession | None = None
     started_by: tuple[int, SparkConfig, str] | None = None
     """Thread, settings and home of the session."""
-    forwarding: bool = False
     scratch: Scratch | None = None
 
 
@@ -120,22 +119,6 @@ def _turn() -> Iterator[None]:
 
 
 @contextmanager
-def _forwarded(log: Path) -> Iterator[None]:
-    """Forward the workers' messages, once for all nested sessions."""
-    if _state.forwarding:
-        yield
-        return
-    _state.forwarding = True
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.touch()
-    try:
-        with forward_worker_lines(log):
-            yield
-    finally:
-        _state.forwarding = False
-
-
-@contextmanager
 def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSession]:
     """Yield a Spark session with Delta: the active one, or a new session that is stopped at the end.
 
@@ -151,7 +134,8 @@ def spark_session(config: SparkConfig, storage: Storage) -> Iterator[SparkSessio
     log = storage.logs / "spark.log"
     with keep_spark(), _turn():
         session = _find_or_start(config, storage, log)
-        with _forwarded(log), gateway.failures_as_text(log), _jobs_ended(session):
+        forwarded = forward_worker_lines(log) if _state.uses == 1 else nullcontext()  # once for all nested sessions
+        with forwarded, gateway.failures_as_text(log), _jobs_ended(session):
             yield session
 
 

@@ -133,7 +133,9 @@ def stderr_into(log: Path) -> Iterator[None]:
 
 @contextmanager
 def forward_worker_lines(log: Path) -> Iterator[None]:
-    """Log the messages of Python workers as they are written."""
+    """Log the messages of Python workers as they are written; the log file is created if it does not exist."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
     stop = threading.Event()
     start = log.stat().st_size
 
