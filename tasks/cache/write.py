@@ -154,7 +154,7 @@ class RowFileWriter:
         self._num_rows = 0
         self._num_groups = 0
 
-    def add_content(self, content: bytes, label: int, row: int) -> None:
+    def add(self, content: bytes, label: int, row: int) -> None:
         """Append one row."""
         self._contents.append(content)
         self._labels.append(label)

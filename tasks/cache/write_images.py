@@ -23,23 +23,17 @@ WRITTEN_COLUMNS = "split string, file string, quarantined string"
 """Columns of a Spark task's report: a `CacheFile` that it wrote, or a `QuarantinedImage` that it did not, as JSON."""
 
 
-class CacheFileWriter(RowFileWriter):
-    """Writer of the images of one cache file in the format of the cache."""
+def image_schema(cache_config: CacheConfig) -> pa.Schema:
+    """Return the schema of a file with images in the format of the cache."""
+    return cache_schema(cache_config.pixel_bytes if cache_config.format == "uint8" else None)
 
-    def __init__(self, url: str, split: str, number: int, cache_config: CacheConfig, rows_per_group: int) -> None:
-        schema = cache_schema(cache_config.pixel_bytes if cache_config.format == "uint8" else None)
-        super().__init__(url, split, number, schema, rows_per_group)
-        self._cache = cache_config
 
-    def add(self, pixels: npt.NDArray[np.uint8], label: int, row: int) -> None:
-        """Append one image, uint8 HWC."""
-        self.add_content(self._encode(pixels), label, row)
-
-    def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
-        if self._cache.format == "uint8":
-            return pixels.tobytes()
-        # Chroma subsampling as in nearly every photo that is read.
-        return encode_jpeg(Image.fromarray(pixels), self._cache.jpeg_quality, "4:2:0")
+def encode_pixels(pixels: npt.NDArray[np.uint8], cache_config: CacheConfig) -> bytes:
+    """Return the content of one image, uint8 HWC, in the format of the cache."""
+    if cache_config.format == "uint8":
+        return pixels.tobytes()
+    # Chroma subsampling as in nearly every photo that is read.
+    return encode_jpeg(Image.fromarray(pixels), cache_config.jpeg_quality, "4:2:0")
 
 
 def make_writer(
@@ -63,7 +57,7 @@ def make_writer(
         bad: list[QuarantinedImage] = []
         images = (image for batch in batches for image in batch.to_pylist())
         for (split, number), of_file in itertools.groupby(images, operator.itemgetter("split", "file")):
-            writer = CacheFileWriter(url, split, number, cache_config, rows_per_group[split])
+            writer = RowFileWriter(url, split, number, image_schema(cache_config), rows_per_group[split])
             for row, image in enumerate(of_file, number * rows_per_file[split]):
                 count.add(1)
                 try:
@@ -73,7 +67,7 @@ def make_writer(
                         raise  # Memory ran out: a retry may decode it.
                     bad.append(QuarantinedImage(sha256=image["sha256"], split=split, reason=str(error)))
                 else:
-                    writer.add(pixels, image["label_index"], row)
+                    writer.add(encode_pixels(pixels, cache_config), image["label_index"], row)
             written.append((split, writer.close()))
         count.close()
         if written:

@@ -332,7 +332,7 @@ def write_share(
                 vectors.clear()
                 for vector, label, row in zip(features, batch.labels_B.tolist(), batch.rows_B.tolist(), strict=True):
                     if row < end:
-                        writer.add_content(vector.tobytes(), label, row)
+                        writer.add(vector.tobytes(), label, row)
                 last = int(batch.rows_B[-1])
                 if last >= end - 1:
                     break

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.cache.manifest import FORMAT, CacheManifest, CacheSplit, write_manifest
-from tasks.cache.write_images import CacheFileWriter
+from tasks.cache.write import RowFileWriter
+from tasks.cache.write_images import encode_pixels, image_schema
 from tasks.config.cache import CacheConfig
 from tasks.refs import CacheRef, TableRef
 
@@ -44,9 +45,10 @@ def write_cache(
     for split, num_rows in rows.items():
         files = []
         for number, begin in enumerate(range(0, num_rows, rows_per_file)):
-            writer = CacheFileWriter(url, split, number, settings, rows_per_group)
+            writer = RowFileWriter(url, split, number, image_schema(settings), rows_per_group)
             for row in range(begin, min(num_rows, begin + rows_per_file)):
-                writer.add(*draw(split, row), row)
+                pixels, label = draw(split, row)
+                writer.add(encode_pixels(pixels, settings), label, row)
             files.append(writer.close())
         splits[split] = CacheSplit(rows=num_rows, rows_per_group=rows_per_group, files=tuple(files))
     manifest = CacheManifest(

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from tasks.cache.manifest import CacheFile, QuarantinedImage
-from tasks.cache.write import PADDING, cache_schema
-from tasks.cache.write_images import CacheFileWriter, make_writer
+from tasks.cache.write import PADDING, RowFileWriter, cache_schema
+from tasks.cache.write_images import encode_pixels, image_schema, make_writer
 from tasks.config.cache import CacheConfig
 from tasks.config.etl import EtlConfig
 from tasks.etl.extract import examine_image
@@ -32,9 +32,9 @@ CACHE = CacheConfig(image_size=SIDE)
 
 def write_rows(folder: Path, num_rows: int, rows_per_group: int) -> CacheFile:
     """Write a file whose row i has label 10 + i and pixels of level i; return its entry in the manifest."""
-    writer = CacheFileWriter(str(folder), "train", 0, CACHE, rows_per_group)
+    writer = RowFileWriter(str(folder), "train", 0, image_schema(CACHE), rows_per_group)
     for row in range(num_rows):
-        writer.add(np.full((SIDE, SIDE, 3), row, dtype=np.uint8), 10 + row, row)
+        writer.add(encode_pixels(np.full((SIDE, SIDE, 3), row, dtype=np.uint8), CACHE), 10 + row, row)
     return writer.close()
 
 
