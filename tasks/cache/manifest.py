@@ -12,7 +12,7 @@ from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from tasks.config.cache import CacheConfig
 from tasks.config.frozen import RECORDED, hashed_settings
@@ -161,7 +161,7 @@ def read_manifest(url: str) -> CacheManifest | None:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             return None
         return CacheManifest.model_validate(content, context=RECORDED)
-    except (FileNotFoundError, ValueError, ValidationError):
+    except (FileNotFoundError, ValueError):
         return None
 
 
@@ -194,12 +194,9 @@ def check_files(url: str, manifest: CacheManifest) -> None:
             wanted = f"{file.row_groups} of {rows_per_group}"
             raise CacheDamaged(f"{path} has row groups of {groups} rows, its manifest says {wanted}")
 
-    pool = ThreadPoolExecutor(max_workers=CHECK_THREADS)
-    try:
+    with ThreadPoolExecutor(max_workers=CHECK_THREADS) as pool:
         for part in manifest.splits.values():
-            list(pool.map(check, part.files, repeat(part.rows_per_group)))
-    finally:
-        pool.shutdown(cancel_futures=True)
+            list(pool.map(check, part.files, repeat(part.rows_per_group)))  # The first error cancels the other checks.
 
 
 def verify_files(url: str, manifest: CacheManifest) -> None:
