@@ -274,28 +274,24 @@ class PathLabels:
 
         Labels have the form of the source: `Comparison` gives them the form of the table.
         """
-        found = self._of(paths)
-        self._found.update({label for label, _ in found})
-        return found
-
-    def _of(self, paths: Sequence[str]) -> list[Named]:
         # Once per folder, and the same for all its files.
         folders = [path[: path.rfind("/") + 1] for path in paths]
         of_folder = {folder: self._of_folder(folder) for folder in set(folders)}
         for folder in of_folder:
             self.above.update(folder.split("/"))
         if self._etl.labels.by == "folder":
-            return [of_folder[folder] for folder in folders]
-        if self._etl.labels.by == "file":
+            found = [of_folder[folder] for folder in folders]
+        elif self._etl.labels.by == "file":
             rows = [self._row_of(path) for path in paths]
             self.absent.difference_update(rows)
             found = [self._named.get(row, (None, None))[:2] for row in rows]
         else:
             assert self._pattern is not None, "labels are by folder, file or pattern"
             found = [(self._pattern.of(path), None) for path in paths]
-        if self._etl.split_by != "folder":
-            return found
-        return [(label, of_folder[folder][1]) for (label, _), folder in zip(found, folders, strict=True)]
+        if self._etl.split_by == "folder":
+            found = [(label, of_folder[folder][1]) for (label, _), folder in zip(found, folders, strict=True)]
+        self._found.update({label for label, _ in found})
+        return found
 
     def _of_folder(self, folder: str) -> Named:
         if self._etl.split_by == "folder":
