@@ -102,14 +102,6 @@ def _is_name(tables: str) -> bool:
     return "/" not in tables and not urlparse(tables).scheme and tables not in {".", ".."} and tables[0] != "~"
 
 
-def _tables_url(tables: str, home: str) -> str:
-    """Return the folder or URL of the tables; a name without a slash is a folder in the home.
-
-    This allows a deployment to preset its own tables without knowing the home.
-    """
-    return f"{home}/{tables}" if _is_name(tables) else absolute_url(tables)
-
-
 def tracking_file(home: str) -> str:
     """Return the default tracking database of a home folder."""
     return f"sqlite:///{home}/mlflow.db"
@@ -132,7 +124,8 @@ def _default_artifacts(home: str) -> str:
 def resolve_storage(config: StorageConfig) -> Storage:
     """Resolve empty locations to defaults under `home`, and relative folders to absolute ones.
 
-    A name without a slash in `tables` is a folder under `home`.
+    A name without a slash in `tables` is a folder under `home`, so that a deployment can preset its own tables without
+    knowing the home.
 
     Raises:
         WrongInput: `home` is not a local folder, or $LAKEVISION_ARTIFACTS has a password.
@@ -144,9 +137,10 @@ def resolve_storage(config: StorageConfig) -> Storage:
             setting="storage.home",
             way_out="set storage.tables, storage.cache and storage.artifacts to URLs instead",
         )
+    tables = config.tables or "tables"
     return Storage(
         home=home,
-        tables=_tables_url(config.tables or "tables", home),
+        tables=f"{home}/{tables}" if _is_name(tables) else absolute_url(tables),
         cache=absolute_url(config.cache or f"{home}/cache"),
         artifacts=absolute_url(config.artifacts or _default_artifacts(home)),
         tracking=config.tracking or tracking_uri() or tracking_file(home),

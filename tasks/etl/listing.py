@@ -17,7 +17,7 @@ from tasks.config.etl import EtlConfig
 from tasks.errors import SourceUnavailable, WrongInput
 from tasks.etl.choice import SYSTEM_FILES, LeftOut, ListedFiles, content_of_head, has_image_name, is_system_file
 from tasks.etl.labels import PathLabels
-from tasks.etl.own_folders import NO_FOLDERS, OwnFolders, is_system_folder
+from tasks.etl.own_folders import NO_FOLDERS, SYSTEM_FOLDERS, OwnFolders
 from tasks.paths import GONE, raise_unless_gone
 from tasks.refs import SPLITS
 from tasks.schema import LISTING_ARROW
@@ -66,7 +66,7 @@ class _Walk:
         links: set[str] = set()
         try:
             if folder != self.source and self.own.has_folder(self.root + folder[len(self.source) :]):
-                self.left.num_systems += is_system_folder(os.path.basename(folder))
+                self.left.num_systems += os.path.basename(folder) in SYSTEM_FOLDERS
                 return
             with os.scandir(folder) as entries:
                 for entry in entries:

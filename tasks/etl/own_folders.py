@@ -30,11 +30,6 @@ SYSTEM_FOLDERS = (
 _SYSTEM_FOLDER = re.compile(rf"(?<![^/])({'|'.join(map(re.escape, SYSTEM_FOLDERS))})/")
 
 
-def is_system_folder(name: str) -> bool:
-    """Return whether devices or operating systems make folders of this name."""
-    return name in SYSTEM_FOLDERS
-
-
 S3_SCHEMES = ("s3", "s3n", "s3a")
 """Schemes of the same store: MLflow and Hadoop name it differently."""
 
