@@ -108,8 +108,7 @@ class ProcessedFiles:
     def replace(self, listing: SpooledRows, vanished: Sequence[str]) -> None:
         """Record all files of a listing whose batches have ended, as `add_batch`, in place of all others."""
         replaced = [name for name in list_names(self.checkpoint) if name.startswith(BATCH)]
-        with pq.ParquetFile(listing.files[0]) as file:
-            self._write(file.iter_batches(), vanished, LISTED)
+        self._write(listing.batches(), vanished, LISTED)
         filesystem, root = file_system(self.checkpoint)
         for name in replaced:
             filesystem.rm_file(f"{root}/{name}")

@@ -15,7 +15,6 @@ import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
-import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import (
     AddAction,
@@ -79,7 +78,10 @@ def append_rows(
     if isinstance(rows, SpooledRows) and options and not has_conditional_puts(path.rsplit("/", 1)[0]):
         # The right to write has an end there, which only Spark's log store checks after many rows are written.
         raise NeedsSpark
-    given: dict[str, Any] = {"storage_options": options, "configuration": properties}
+    # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
+    data = rows if isinstance(rows, pa.Table) else pa.RecordBatchReader.from_batches(rows.schema, rows.batches())
+    given: dict[str, Any] = {"mode": "append", "schema_mode": "merge"}
+    given |= {"storage_options": options, "configuration": properties}
     if transaction is not None:
         given["commit_properties"] = CommitProperties(app_transactions=[Transaction(*transaction)])
     is_new = newest_commit(path) is None
@@ -90,7 +92,7 @@ def append_rows(
         mark_creation(path)
     try:
         with translate_unsupported():
-            commit(path, lambda: _append(location, rows, given))
+            commit(path, lambda: deltalake.write_deltalake(location, data, **given))
     finally:
         if is_new and newest_commit(path) is None and not is_unsure(path):
             clear_uncommitted(path)
@@ -109,16 +111,6 @@ def translate_unsupported() -> Iterator[None]:
         if not any(text in str(error) for text in UNSUPPORTED):
             raise
         raise NeedsSpark from error
-
-
-def _append(location: str, rows: SpooledRows | pa.Table, given: dict[str, Any]) -> None:
-    if isinstance(rows, pa.Table):
-        deltalake.write_deltalake(location, rows, mode="append", schema_mode="merge", **given)
-        return
-    with pq.ParquetFile(rows.files[0]) as file:
-        # delta-rs reads the batches in its own threads, in which no other table can be opened: hence from a file.
-        batches = pa.RecordBatchReader.from_batches(rows.schema, file.iter_batches())
-        deltalake.write_deltalake(location, batches, mode="append", schema_mode="merge", **given)
 
 
 def has_row(path: str, column: str, value: str) -> bool:
