@@ -64,7 +64,8 @@ class PartWriter:
         self.name = ""
         """Name of the open file, empty if no file is open."""
         self._writer: pq.ParquetWriter | None = None
-        self._file: Any = None
+        self._opened = ExitStack()
+        """The open file, and its writer, which is closed before it."""
         self._written: set[tuple[str, str, str]] = set()
         self._part_bytes = 0
         self._rows: list[dict[str, Any]] = []
@@ -97,8 +98,8 @@ class PartWriter:
         if self._writer is None:
             self.name = self.name or self._target.new_name()
             filesystem, root = file_system(self._target.folder)
-            self._file = filesystem.open(f"{root}/{self.name}", "wb")
-            self._writer = pq.ParquetWriter(self._file, IMAGES_ARROW, **WRITER_OPTIONS)
+            file = self._opened.enter_context(filesystem.open(f"{root}/{self.name}", "wb"))
+            self._writer = self._opened.enter_context(pq.ParquetWriter(file, IMAGES_ARROW, **WRITER_OPTIONS))
         self._writer.write_batch(rows)
 
     def _flush(self) -> None:
@@ -108,15 +109,10 @@ class PartWriter:
         self._rows, self._row_bytes = [], 0
 
     def _close(self, *, flush: bool = True) -> None:
-        try:
+        with self._opened:
             if flush:
                 self._flush()
-            if self._writer is not None:
-                self._writer.close()
-        finally:
-            if self._file is not None:
-                self._file.close()
-        self.name, self._writer, self._file = "", None, None
+        self.name, self._writer = "", None
         self._written, self._part_bytes = set(), 0
 
 
