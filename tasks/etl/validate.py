@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator
 from pyspark.sql import SparkSession
 
 from tasks.config.etl import EtlConfig
@@ -15,7 +15,7 @@ from tasks.config.storage import SparkConfig
 from tasks.errors import WrongInput
 from tasks.etl.gates import NUM_LISTED
 from tasks.etl.near_duplicates import NearDuplicates, find_near_duplicates
-from tasks.refs import SPLITS, TEST, TRAIN, VAL, EtlReport, TableRef
+from tasks.refs import SPLITS, TEST, TRAIN, VAL, EtlReport, Ref, TableRef
 from tasks.schema import DELETED, FILES_ARROW, IGNORED, IMAGES_ARROW, QUARANTINED
 from tasks.spark.scratch import scratch_root
 from tasks.spark.session import try_without_spark
@@ -34,10 +34,8 @@ Printable = Annotated[str, AfterValidator(printable)]
 """A name as tables, logs and artifacts show it to a user."""
 
 
-class NearPair(BaseModel):
+class NearPair(Ref):
     """Two similar images in different splits; paths are relative to the source."""
-
-    model_config = ConfigDict(frozen=True)
 
     bits: int
     """Hamming distance of their 64-bit hashes."""
@@ -49,20 +47,16 @@ class NearPair(BaseModel):
     other_split: str
 
 
-class BadFile(BaseModel):
+class BadFile(Ref):
     """A quarantined file; the path is relative to the source."""
-
-    model_config = ConfigDict(frozen=True)
 
     path: Printable
     reason: str
     detail: Printable | None
 
 
-class DataChecks(BaseModel):
+class DataChecks(Ref):
     """Results of data validation for one version of the tables; sizes are those of the original images in pixels."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     images: TableRef
     files: TableRef
