@@ -131,9 +131,9 @@ def _choose_parts(
         Parts whose images are all new to the table, and parts with at least one image that the table has under another
         label or split.
     """
-    edits, moving = compared.edits(), compared.parts_with_moved()
-    done = [(part, rows, part) for part, rows in edits.whole.items()]
-    for batch in edits.batches():
+    (whole, edits), moving = compared.edits(), compared.parts_with_moved()
+    done = [(part, rows, part) for part, rows in whole.items()]
+    for batch in edits:
         again = pa.Table.from_batches([batch])
         rewritten = map_files(spark, target.folder, again, make_rewriter(target), REWRITTEN)
         done += [(row["part"], row["rows"], row["was"]) for row in rewritten]

@@ -55,36 +55,22 @@ FILLED_ROWS = 1_000_000
 """Number of rows of an earlier release that one run completes: about 300 MB in memory."""
 
 
-@dataclass(frozen=True)
-class Edits:
-    """Rows of parts to remove or change before the parts are committed.
-
-    Attributes:
-        whole: Parts that are committed as they are, with their numbers of rows.
-    """
-
-    whole: dict[str, int]
-    _relations: Relations
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the other parts with rows to insert, with the columns of REWRITE_ARROW.
-
-        Rows that are a duplicate in another part, in conflict, or in the table already are removed.
-        """
-        remaining = EDITS_ARROW.empty_table()
-        for batch in self._relations.batches(queries.EDITS, EDITS_ARROW):
-            rows = pa.concat_tables([remaining, pa.Table.from_batches([batch])]).combine_chunks()
-            # The last part may continue in the next batch.
-            first_of_last = pc.index(rows["part"], rows["part"][-1]).as_py()
-            if first_of_last:
-                yield _by_part(rows.slice(0, first_of_last))
-            remaining = rows.slice(first_of_last)
-        if remaining.num_rows:
-            yield _by_part(remaining)
+def _by_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of EDITS_ARROW, which are ordered by part, as one row of REWRITE_ARROW per part."""
+    remaining = EDITS_ARROW.empty_table()
+    for batch in batches:
+        rows = pa.concat_tables([remaining, pa.Table.from_batches([batch])]).combine_chunks()
+        # The last part may continue in the next batch.
+        first_of_last = pc.index(rows["part"], rows["part"][-1]).as_py()
+        if first_of_last:
+            yield _by_part(rows.slice(0, first_of_last))
+        remaining = rows.slice(first_of_last)
+    if remaining.num_rows:
+        yield _by_part(remaining)
 
 
 def _by_part(rows: pa.Table) -> pa.RecordBatch:
-    """Return the rows of EDITS_ARROW, which are ordered by part, as one row of REWRITE_ARROW per part."""
+    """Return the rows of whole parts as `_by_parts`."""
     rows = rows.combine_chunks()
     runs = pc.run_end_encode(rows["part"].combine_chunks())
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), runs.run_ends.cast(pa.int32())])
@@ -298,10 +284,17 @@ class Comparison:
             return Counter(), Counter()
         return deleted, Counter(dict(self._relations.rows("SELECT label, count(*) FROM existing GROUP BY label")))
 
-    def edits(self) -> Edits:
-        """Return which parts contain exactly images to insert, and the changes to the others that have such images."""
+    def edits(self) -> tuple[dict[str, int], Iterator[pa.RecordBatch]]:
+        """Return which parts contain exactly images to insert, and the changes to the others that have such images.
+
+        Returns:
+            Parts that are committed as they are, with their numbers of rows; and the other parts with rows to insert,
+            with the columns of REWRITE_ARROW. Rows that are a duplicate in another part, in conflict, or in the table
+            already are removed from them.
+        """
         self._relations.run(queries.CHOICE_OF_PARTS)
-        return Edits(dict(self._relations.rows(queries.WHOLE_PARTS)), self._relations)
+        edits = _by_parts(self._relations.batches(queries.EDITS, EDITS_ARROW))
+        return dict(self._relations.rows(queries.WHOLE_PARTS)), edits
 
     def surplus(self) -> pa.Table:
         """Return sha256 of the rows of `images` that belong to neither a stored nor a kept image."""

@@ -74,9 +74,9 @@ def first_run(folder: Path) -> int:
         counts = FileCounts.of_groups(compared.groups(), compared.kept_groups())
         check_bad_fraction(counts, ETL)
         check_class_sizes(counts, ETL)
-        edits = compared.edits()
-        rewritten = sum(batch.num_rows for batch in edits.batches())
-        assert len(edits.whole) + rewritten > 0
+        whole, edits = compared.edits()
+        rewritten = sum(batch.num_rows for batch in edits)
+        assert len(whole) + rewritten > 0
         compared.parts_with_moved()
         assert compared.surplus().num_rows == 0
         return sum(batch.num_rows for batch in compared.ledger_changes(MODIFIED).batches())

@@ -91,7 +91,7 @@ class Tables:
             if not killed:
                 changes = comparison.ledger_changes(THEN).table()
                 self._ledger |= {row["path"]: row for row in changes.to_pylist()}
-            edits = [row for batch in comparison.edits().batches() for row in batch.to_pylist()]
+            edits = [row for batch in comparison.edits()[1] for row in batch.to_pylist()]
             return {
                 row["part"]: [
                     sha256 for sha256, split in zip(row["contents"], row["splits"], strict=True) if split is not None

@@ -98,10 +98,10 @@ class Tables:
             assert not self.images & set(missing)
             removed = {row["sha256"] for row in rows if row["path"] in chosen and row["part"]}
             removed -= {sha256 for sha256, _, _ in missing}
-            edits = comparison.edits()
-            changed = [row for batch in edits.batches() for row in batch.to_pylist()]
+            whole, edits = comparison.edits()
+            changed = [row for batch in edits for row in batch.to_pylist()]
             assert all(set(row["contents"]) == removed for row in changed)
-            assert bool(missing) == bool(edits.whole or changed)
+            assert bool(missing) == bool(whole or changed)
             self.images |= set(missing)
             if not killed:
                 changes = comparison.ledger_changes(THEN).table().to_pylist()

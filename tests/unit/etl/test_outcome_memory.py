@@ -43,14 +43,14 @@ def test_first_run_needs_less_memory_than_its_rows(storage: Storage, monkeypatch
         compared = Comparison(relations, *empty, replaced=False, keep_deleted=False, rule=rule)
         compared.resolve(read)
         stored = {split: number for _, split, outcome, _, number in compared.groups() if outcome == "stored"}
-        edits = compared.edits()
-        changes = [row for batch in edits.batches() for row in batch.to_pylist()]
+        whole, edits = compared.edits()
+        changes = [row for batch in edits for row in batch.to_pylist()]
 
     images = [(i * 7919 + 1) % COUNT if i % 100 == 50 else i for i in range(COUNT)]
     in_parts = {(number // 1024, image) for number, image in enumerate(images)}
     assert sum(stored.values()) == len(set(images))
     assert all(abs(stored[split] - rule.shares[split] * len(set(images))) <= 1 for split in rule.shares)
-    assert len(edits.whole) + len(changes) == len({part for part, _ in in_parts})
+    assert len(whole) + len(changes) == len({part for part, _ in in_parts})
     splits = Counter(split for row in changes for split in row["splits"])
     assert splits[None] == len(in_parts) - len(set(images))
     assert (splits["val"], splits["test"]) == (stored["val"], stored["test"])
