@@ -1,28 +1,14 @@
-"""Column names and types of all tables, defined once.
+"""Column names and types of all tables, defined once as Arrow schemas, from which those for Spark follow.
 
 Shape legend, used as suffix of names: B batch, C channels (3), H height, W width, K classes, F features.
 """
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
+
+UTC_TIME = pa.timestamp("us", tz="UTC")
 
 STORED, DUPLICATE, QUARANTINED, IGNORED, DELETED = "stored", "duplicate", "quarantined", "ignored", "deleted"
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of a table, with times in UTC."""
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def columns_of(schema: pa.Schema, *names: str) -> pa.Schema:
@@ -30,16 +16,16 @@ def columns_of(schema: pa.Schema, *names: str) -> pa.Schema:
     return pa.schema([schema.field(name) for name in names])
 
 
-IMAGES = StructType(
+IMAGES_ARROW = pa.schema(
     [
-        StructField("sha256", StringType(), nullable=False),
-        StructField("label", StringType(), nullable=False),
-        StructField("content", BinaryType(), nullable=False),
-        StructField("width", IntegerType(), nullable=False),
-        StructField("height", IntegerType(), nullable=False),
-        StructField("split", StringType(), nullable=False),
-        StructField("dhash", LongType()),
-        StructField("ingested_at", TimestampType(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+        pa.field("label", pa.string(), nullable=False),
+        pa.field("content", pa.binary(), nullable=False),
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        ("dhash", pa.int64()),
+        pa.field("ingested_at", UTC_TIME, nullable=False),
     ]
 )
 """One row per image; sha256 is that of the original file, width and height (pixels) are the original's.
@@ -47,20 +33,20 @@ IMAGES = StructType(
 dhash is the perceptual hash for the detection of near-duplicates: 64 bits as a signed integer.
 """
 
-FILES = StructType(
+FILES_ARROW = pa.schema(
     [
-        StructField("path", StringType(), nullable=False),
-        StructField("label", StringType()),
-        StructField("split", StringType()),
-        StructField("size", LongType(), nullable=False),
-        StructField("modified_at", TimestampType(), nullable=False),
-        StructField("sha256", StringType()),
-        StructField("outcome", StringType(), nullable=False),
-        StructField("reason", StringType()),
-        StructField("detail", StringType()),
-        StructField("seen_at", TimestampType(), nullable=False),
-        StructField("changed_at", TimestampType()),
-        StructField("inode", LongType()),
+        pa.field("path", pa.string(), nullable=False),
+        ("label", pa.string()),
+        ("split", pa.string()),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("modified_at", UTC_TIME, nullable=False),
+        ("sha256", pa.string()),
+        pa.field("outcome", pa.string(), nullable=False),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        pa.field("seen_at", UTC_TIME, nullable=False),
+        ("changed_at", UTC_TIME),
+        ("inode", pa.int64()),
     ]
 )
 """The ledger: one row per source file; path is relative to the source, size in bytes.
@@ -72,19 +58,19 @@ the time of the last change of the status (ctime), nor inode, its number as a si
 ADDED_TO_FILES = ("changed_at", "inode")
 """Columns that a ledger, or a table `inputs`, of an earlier release lacks; they are added, and null in its rows."""
 
-IMAGES_ARROW = arrow_schema(IMAGES)
-FILES_ARROW = arrow_schema(FILES)
+IMAGES = from_arrow_schema(IMAGES_ARROW)
+FILES = from_arrow_schema(FILES_ARROW)
 
-PREDICTION = StructType(
+PREDICTION_ARROW = pa.schema(
     [
-        StructField("label", StringType()),
-        StructField("probability", DoubleType()),
-        StructField("error", StringType()),
-        StructField("index", IntegerType()),
-        StructField("top_labels", ArrayType(StringType())),
-        StructField("top_probabilities", ArrayType(DoubleType())),
-        StructField("precision", StringType()),
-        StructField("unknown_score", DoubleType()),
+        ("label", pa.string()),
+        ("probability", pa.float64()),
+        ("error", pa.string()),
+        ("index", pa.int32()),
+        ("top_labels", pa.list_(pa.field("element", pa.string()))),
+        ("top_probabilities", pa.list_(pa.field("element", pa.float64()))),
+        ("precision", pa.string()),
+        ("unknown_score", pa.float64()),
     ]
 )
 """Prediction of one image: its label and probability (0-1), or the error.
@@ -93,6 +79,8 @@ index is the number of the label's class, and precision that of the computation.
 classes in descending order, with the probabilities top_probabilities. The score of images of no class is
 unknown_score (0-1).
 """
+
+PREDICTION = from_arrow_schema(PREDICTION_ARROW)
 
 ADDED_TO_PREDICTIONS = ("index", "top_labels", "top_probabilities", "precision", "content_sha256", "unknown_score")
 """Columns that a table of an earlier release lacks; they are added to it, and null in its rows."""
@@ -106,14 +94,14 @@ PREDICTIONS_PARTITION = ("model_version",)
 
 PREDICTIONS_KEY = ("sha256", "model_name", "model_version")
 
-PREDICTIONS = StructType(
+PREDICTIONS_ARROW = pa.schema(
     [
-        StructField("sha256", StringType(), nullable=False),
-        StructField("model_name", StringType(), nullable=False),
-        StructField("model_version", LongType(), nullable=False),
-        *PREDICTION,
-        StructField("content_sha256", StringType()),
-        StructField("predicted_at", TimestampType(), nullable=False),
+        pa.field("sha256", pa.string(), nullable=False),
+        pa.field("model_name", pa.string(), nullable=False),
+        pa.field("model_version", pa.int64(), nullable=False),
+        *PREDICTION_ARROW,
+        ("content_sha256", pa.string()),
+        pa.field("predicted_at", UTC_TIME, nullable=False),
     ]
 )
 """One row per image and model version.
@@ -122,16 +110,16 @@ sha256 is the key of the image, the digest of its original file. content_sha256 
 predicted: those of the file, or those of a table, where a large image is scaled down.
 """
 
-PREDICTIONS_ARROW = arrow_schema(PREDICTIONS)
+PREDICTIONS = from_arrow_schema(PREDICTIONS_ARROW)
 
 INPUTS_KEY = ("source", "path")
 
-INPUTS = StructType(
+INPUTS_ARROW = pa.schema(
     [
-        StructField("source", StringType(), nullable=False),
-        *(FILES[name] for name in ("path", "size", "modified_at", "sha256")),
-        StructField("error", StringType()),
-        *(FILES[name] for name in ("seen_at", *ADDED_TO_FILES)),
+        pa.field("source", pa.string(), nullable=False),
+        *(FILES_ARROW.field(name) for name in ("path", "size", "modified_at", "sha256")),
+        ("error", pa.string()),
+        *(FILES_ARROW.field(name) for name in ("seen_at", *ADDED_TO_FILES)),
     ]
 )
 """The table `inputs`: one row per file that was predicted without a table of images.
@@ -140,12 +128,12 @@ source is an absolute path or a URL, path is relative to it, and size in bytes. 
 sha256, and the reason in error. seen_at is the time at which a run recorded the other values.
 """
 
-INPUTS_ARROW = arrow_schema(INPUTS)
+INPUTS = from_arrow_schema(INPUTS_ARROW)
 
 PROMOTIONS_ARROW = pa.schema(
     [
         pa.field("decision_id", pa.string(), nullable=False),
-        pa.field("decided_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("decided_at", UTC_TIME, nullable=False),
         pa.field("model_name", pa.string(), nullable=False),
         pa.field("decision", pa.string(), nullable=False),
         ("from_version", pa.int64()),
@@ -167,8 +155,6 @@ The champion was from_version before the decision, and is to_version after it; n
 considered is run_id. If a user was asked, approved_by is the name of that user. Accuracies and macro F1 (0-1) are of
 the split `test`, on so many images.
 """
-
-UTC_TIME = pa.timestamp("us", tz="UTC")
 
 REQUESTS_ARROW = pa.schema(
     [
@@ -222,7 +208,7 @@ FILE_ARROW = pa.schema(
     [
         ("path", pa.string()),
         ("size", pa.int64()),
-        ("modified_at", pa.timestamp("us", tz="UTC")),
+        ("modified_at", UTC_TIME),
         *columns_of(FILES_ARROW, *ADDED_TO_FILES),
     ]
 )

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from tasks.errors import WrongInput
 from tasks.object_store import PROBE, file_system, list_names
 from tasks.paths import local_path
-from tasks.schema import arrow_schema
 from tasks.tables.delta_internals import check_version
 from tasks.tables.properties import OTHER_TABLES, join_properties, split_properties
 from tasks.tables.writer import TableChanged, commit, is_unsure
@@ -356,7 +356,7 @@ def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
 
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
     """Return a frame without rows; of an empty list, a Python worker makes it, whose daemon takes seconds to start."""
-    return spark.createDataFrame(arrow_schema(schema).empty_table(), schema)
+    return spark.createDataFrame(to_arrow_schema(schema, timezone="UTC").empty_table(), schema)
 
 
 def with_nulls(rows: DataFrame, columns: Iterable[StructField]) -> DataFrame:
