@@ -58,6 +58,13 @@ class Banding:
         """
         return [sum(1 << bit for bit in range(band, HASH_BITS, self.num_bands)) for band in range(self.num_bands)]
 
+    def key_masks(self) -> Iterator[tuple[np.uint64, list[np.uint64]]]:
+        """Yield the bits of each key, and the bands that differ in a pair of hashes unless an earlier key has it."""
+        bands = [np.uint64(mask) for mask in self.masks()]
+        for key in combinations(range(self.num_bands), self.num_equal):
+            others = [bands[band] for band in range(max(key)) if band not in key]
+            yield reduce(operator.or_, [bands[band] for band in key]), others
+
     def work(self, num_hashes: int) -> float:
         """Return the estimated work per hash, in comparisons of two hashes."""
         # The last bands are the shortest, and hashes with an equal key are as frequent as among random hashes.
@@ -132,21 +139,18 @@ def _search_key(
     counts: npt.NDArray[np.int32],
     max_bits: int,
     num_listed: int,
-    masks: list[int],
-    key: tuple[int, ...],
+    key: np.uint64,
+    earlier: list[np.uint64],
 ) -> tuple[int, bool, list[tuple[int, int, int]]]:
     """Return the number of pairs of images found with a key, whether these are all, and the closest pairs of hashes."""
-    keys, bands = hashes.view(np.uint64), [np.uint64(mask) for mask in masks]
-    # A pair is counted only with the first key in which its hashes are equal.
-    earlier = [bands[band] for band in range(max(key)) if band not in key]
-    num_pairs = 0
+    keys, num_pairs = hashes.view(np.uint64), 0
     listed: list[tuple[int, int, int]] = []
-    for compared, first, second in _pairs_by_key(keys, reduce(operator.or_, [bands[band] for band in key])):
+    for compared, first, second in _pairs_by_key(keys, key):
         if compared > BUCKET_NEIGHBOURS and len(first):
             return num_pairs, False, listed
         near = np.bitwise_count(keys[first] ^ keys[second]) <= max_bits
         left, right = first[near], second[near]
-        for band in earlier:
+        for band in earlier:  # A pair is counted only with the first key in which its hashes are equal.
             is_first = (keys[left] ^ keys[right]) & band != 0
             left, right = left[is_first], right[is_first]
         in_left, in_right = counts[left].astype(np.int64), counts[right].astype(np.int64)
@@ -184,11 +188,8 @@ def cluster_hashes(hashes: npt.NDArray[np.int64], max_bits: int) -> tuple[npt.ND
     """
     keys, complete = hashes.view(np.uint64), True
     clusters = np.arange(len(hashes), dtype=np.int32)
-    banding = choose_banding(len(hashes), max_bits)
-    masks = banding.masks()
-    for key in combinations(range(banding.num_bands), banding.num_equal):
-        mask = np.uint64(reduce(operator.or_, [masks[band] for band in key]))
-        for compared, first, second in _pairs_by_key(keys, mask):
+    for key, _ in choose_banding(len(hashes), max_bits).key_masks():
+        for compared, first, second in _pairs_by_key(keys, key):
             if compared > BUCKET_NEIGHBOURS and len(first):
                 complete = False
                 break
@@ -226,12 +227,10 @@ def find_near_duplicates(
     listed = [(0, int(found), int(found)) for found in np.sort(hashes[same_hash > 0])[:num_listed]]
     del same_hash  # the search needs the memory
     banding = banding or choose_banding(len(hashes), max_bits)
-    masks = banding.masks()
     # NumPy works on arrays without Python's lock.
     with ThreadPoolExecutor(min(num_cores(), MAX_THREADS)) as threads:
-        keys = combinations(range(banding.num_bands), banding.num_equal)
         for pairs, is_complete, closest in threads.map(
-            lambda key: _search_key(hashes, counts, max_bits, num_listed, masks, key), keys
+            lambda key: _search_key(hashes, counts, max_bits, num_listed, *key), banding.key_masks()
         ):
             num_pairs, complete = num_pairs + pairs, complete and is_complete
             listed = sorted([*listed, *closest])[:num_listed]
