@@ -148,36 +148,32 @@ class RowFileWriter:
             data_page_size=1 << 30,
             write_batch_size=1 << 20,
         )
-        self._contents: list[bytes] = []
-        self._labels: list[int] = []
-        self._rows: list[int] = []
+        self._pending: list[tuple[bytes, int, int]] = []
+        """Content, label and row number of the rows of the next group."""
         self._num_rows = 0
         self._num_groups = 0
 
     def add(self, content: bytes, label: int, row: int) -> None:
         """Append one row."""
-        self._contents.append(content)
-        self._labels.append(label)
-        self._rows.append(row)
+        self._pending.append((content, label, row))
         self._num_rows += 1
-        if len(self._rows) == self._rows_per_group:
+        if len(self._pending) == self._rows_per_group:
             self._write_group()
 
     def _write_group(self) -> None:
-        columns = [self._contents, self._labels, self._rows]
+        columns = zip(*self._pending, strict=True)
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self._schema, strict=True)]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._rows_per_group)
         self._num_groups += 1
-        self._contents, self._labels, self._rows = [], [], []
+        self._pending = []
 
     def close(self) -> CacheFile:
         """Pad the last group, close the file, and return its entry in the manifest."""
-        if self._rows:
-            missing = self._rows_per_group - len(self._rows)
+        if self._pending:
+            missing = self._rows_per_group - len(self._pending)
             kind = self._schema.field(0).type
-            self._contents += [bytes(kind.byte_width) if pa.types.is_fixed_size_binary(kind) else b""] * missing
-            self._labels += [PADDING] * missing
-            self._rows += [PADDING] * missing
+            content = bytes(kind.byte_width) if pa.types.is_fixed_size_binary(kind) else b""
+            self._pending += [(content, PADDING, PADDING)] * missing
             self._write_group()
         self._writer.close()
         self._file.close()
