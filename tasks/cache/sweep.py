@@ -118,17 +118,14 @@ def remove_unnamed(url: str, manifest: CacheManifest) -> None:
 
 
 def _cache_use(path: Path) -> _CacheUse:
-    files = (path / MANIFEST, lock_file(str(path)))
-    times = [file.stat().st_mtime for file in files if file is not None and file.exists()]
+    times = [file.stat().st_mtime for file in (path / MANIFEST, _lock_file(path)) if file.exists()]
     return _CacheUse(max(times, default=0.0), path, sum(file.stat().st_size for file in path.iterdir()))
 
 
 @contextmanager
 def _readers_excluded(path: Path) -> Iterator[bool]:
     """Try to acquire the read lock exclusively; yield whether it was acquired."""
-    file = lock_file(str(path))
-    assert file is not None
-    descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(_lock_file(path), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield True
@@ -154,14 +151,13 @@ def _remove(path: Path, *, half_built: bool) -> bool:
         if not path.exists() or (half_built and not _is_abandoned(path)):
             return False
         _remove_folder(path)
-        path.with_name(f"{path.name}.used").unlink(missing_ok=True)
+        _lock_file(path).unlink(missing_ok=True)
     return True
 
 
-def lock_file(url: str) -> Path | None:
-    """Return the lock file of a local cache, whose modification time is the time of last use; None if not local."""
-    path = local_path(url)
-    return None if path is None else path.with_name(f"{path.name}.used")
+def _lock_file(path: Path) -> Path:
+    """Return the lock file of a local cache, whose modification time is the time of last use."""
+    return path.with_name(f"{path.name}.used")
 
 
 class CacheReadLock:
@@ -172,9 +168,10 @@ class CacheReadLock:
 
     def __init__(self, url: str) -> None:
         self._release: weakref.finalize[[int], CacheReadLock] | None = None
-        file = lock_file(url)
-        if file is None or not file.parent.is_dir():
+        path = local_path(url)
+        if path is None or not path.parent.is_dir():
             return
+        file = _lock_file(path)
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             # Not `__del__`, which at the interpreter's exit may find that `os` is gone.
