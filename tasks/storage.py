@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import urlparse
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from tasks.config.storage import StorageConfig
 from tasks.credentials import ShownCredential, check_url, without_credentials
@@ -12,10 +12,8 @@ from tasks.errors import WrongInput
 from tasks.paths import absolute_url, local_path
 
 
-class Storage(BaseModel):
+class Storage(BaseModel, frozen=True):
     """Absolute folders or URLs of the data that a run reads and writes."""
-
-    model_config = ConfigDict(frozen=True)
 
     home: str
     tables: str

@@ -12,7 +12,7 @@ from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from tasks.config.cache import CacheConfig
 from tasks.config.frozen import RECORDED, hashed_settings
@@ -28,10 +28,8 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 
 
-class CacheFile(BaseModel):
+class CacheFile(BaseModel, frozen=True):
     """One Parquet file of a cache; `rows` does not count padding."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     rows: int
@@ -40,20 +38,16 @@ class CacheFile(BaseModel):
     sha256: str
 
 
-class CacheSplit(BaseModel):
+class CacheSplit(BaseModel, frozen=True):
     """One split: every row group has exactly `rows_per_group` rows, the last of them padded."""
-
-    model_config = ConfigDict(frozen=True)
 
     rows: int
     rows_per_group: int
     files: tuple[CacheFile, ...]
 
 
-class QuarantinedImage(BaseModel):
+class QuarantinedImage(BaseModel, frozen=True):
     """An image of the table that cannot be decoded, and is not in the cache."""
-
-    model_config = ConfigDict(frozen=True)
 
     sha256: str
     split: str
@@ -63,10 +57,8 @@ class QuarantinedImage(BaseModel):
     """Path in the source, by the table `files`; empty if it has none."""
 
 
-class FeatureSettings(BaseModel):
+class FeatureSettings(BaseModel, frozen=True):
     """Provenance of cached features: the rows of the cache `source`, computed by a backbone."""
-
-    model_config = ConfigDict(frozen=True)
 
     source: str
     """Digest of the cache with the images."""
@@ -82,14 +74,12 @@ class FeatureSettings(BaseModel):
     """Version of the backbone's computation: rounding differs between versions."""
 
 
-class CacheManifest(BaseModel):
+class CacheManifest(BaseModel, frozen=True):
     """Contents of a cache; `classes` are the sorted labels, and a row's label is an index into them.
 
     Where `features` is set, the rows are float32 features of a backbone instead of pixels. The build has read `table`.
     For a reader, `open_cache` replaces it by the table that asked for the cache.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     format: int
     table: TableRef
