@@ -4,7 +4,6 @@ import logging
 import queue
 from typing import Any
 
-from petastorm.cache import NullCache
 from petastorm.fs_utils import get_filesystem_and_path_or_paths
 from petastorm.reader import Reader
 from petastorm.workers_pool import EmptyResultError
@@ -65,7 +64,10 @@ class OrderedThreadPool(ThreadPool):  # type: ignore[misc]  # petastorm has no t
 
 
 class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
-    """petastorm's reader over the given row groups in the given order, without its line on stdout."""
+    """petastorm's reader over the given row groups in the given order, without its line on stdout.
+
+    It yields the number of each row group read; the pixels are already in their batches.
+    """
 
     def __init__(
         self, filesystem: Any, paths: list[str], pool: OrderedThreadPool, groups: list[int], ahead: int
@@ -79,7 +81,6 @@ class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
             reader_pool=pool,
             shuffle_row_groups=False,
             num_epochs=1,
-            cache=NullCache(),
             is_batched_reader=True,
         )
 
@@ -97,6 +98,13 @@ class OrderedReader(Reader):  # type: ignore[misc]  # petastorm has no types
             max_ventilation_queue_size=self._ahead,
             ventilation_interval=VENTILATION_SECONDS,
         )
+
+    def __next__(self) -> int:
+        try:
+            number: int = self._workers_pool.get_results()
+        except EmptyResultError:
+            raise StopIteration from None
+        return number
 
     def cleanup_cache(self) -> None:
         """Do nothing: this reader caches no row groups."""

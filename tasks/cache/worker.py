@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from petastorm.arrow_reader_worker import ArrowReaderWorker
-from petastorm.workers_pool import EmptyResultError
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from tasks.cache.assemble import Assembly, Part, Pixels, runs
@@ -94,31 +93,12 @@ class Work(NamedTuple):
     local: bool
 
 
-class _GroupNumbers:
-    """Results reader that returns the number of each row group read; the pixels are already in their batches."""
-
-    batched_output = True
-
-    @staticmethod
-    def read_next(workers_pool: Any, _schema: Any, _ngram: Any) -> int:
-        try:
-            number: int = workers_pool.get_results()
-        except EmptyResultError:
-            raise StopIteration from None
-        return number
-
-
 class PlacingWorker(ArrowReaderWorker):  # type: ignore[misc]  # petastorm has no types
     """Worker that reads the requested rows of a row group, each to its place in its batch."""
 
     def __init__(self, worker_id: int, publish_func: Any, args: tuple[Any, ...]) -> None:
         super().__init__(worker_id, publish_func, args[:-1])
         self._work: Work = args[-1]
-
-    @staticmethod
-    def new_results_queue_reader() -> _GroupNumbers:
-        """Return the object that converts the pool's results to the items of the reader."""
-        return _GroupNumbers()
 
     def process(self, piece_index: int, worker_predicate: None, shuffle_row_drop_partition: tuple[int, int]) -> None:
         """Read one row group.
