@@ -1,6 +1,7 @@
 """Snapshots of Delta's own classes in the JVM, which Delta does not promise: they cost no Spark job of a second each.
 
-Nothing is written by them. A test compares INTERNALS with the classes of the installed Delta.
+Nothing is written by them. `test_internals_of_delta_are_where_they_are_called` names the methods, and finds them in the
+classes of the installed Delta.
 """
 
 import json
@@ -17,13 +18,6 @@ from tasks.spark.file_systems import prepare_store
 from tasks.spark.gateway import connected_jvm
 from tasks.tables.properties import join_properties, table_source
 from tasks.tables.writer import TableChanged
-
-INTERNALS = {
-    "org.apache.spark.sql.delta.DeltaLog": ("forTable", "update", "getSnapshotAt", "dataPath"),
-    "org.apache.spark.sql.delta.Snapshot": ("version", "metadata", "allFiles", "tombstones"),
-    "org.apache.spark.sql.delta.actions.Metadata": ("id", "configuration", "description", "schemaString"),
-}
-"""Methods that this module calls, by class."""
 
 
 @dataclass(frozen=True)
