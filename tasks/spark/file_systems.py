@@ -60,6 +60,15 @@ For gs, Hadoop names classes that no jar of Spark has, and a block size of "64m"
 for a number.
 """
 
+NO_JARS = ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError")
+NO_CREDENTIALS = ("NoAuthWithAWSException", "NoAwsCredentialsException", "KeyProviderException")
+REFUSED = ("AccessDeniedException", "AccessControlException")
+UNREACHED = (
+    *("UnknownHostException", "ConnectException", "ConnectTimeoutException", "HttpHostConnectException"),
+    *("NoRouteToHostException", "SocketTimeoutException"),
+)
+"""Java's exceptions for a store without a connector, without credentials, with insufficient ones, without an answer."""
+
 LOG_STORE, PATH_STYLE = "spark.delta.logStore.s3a.impl", "fs.s3a.path.style.access"
 OWN_LOG_STORE = "lakevision.ConditionalPutLogStore"
 
@@ -211,33 +220,18 @@ def explain_problem(chain: str, url: str) -> tuple[str, str] | None:
     if scheme == "s3":
         return "and Hadoop's name for this store is s3a", f"write s3a://{url.split('://', 1)[1]}"
     credentials = WAYS_OUT.get(scheme, CREDENTIALS)
-    explanations = (
-        (("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError"), _missing_jars(scheme)),
-        (("UnknownStoreException",), (f"but the bucket '{place}' does not exist", "check its name and the endpoint")),
-        (("NotDirectoryException",), ("which is a file", "give a folder of class folders with images")),
-        (("FileNotFoundException",), ("which does not exist", "give a folder of class folders with images")),
-        (
-            ("NoAuthWithAWSException", "NoAwsCredentialsException", "KeyProviderException"),
-            ("and no credentials were found", credentials),
-        ),
-        (
-            ("AccessDeniedException", "AccessControlException"),
-            (
-                "which the credentials that were found may not read",
-                f"check them and their permissions, or {credentials}",
-            ),
-        ),
-        (
-            (
-                *("UnknownHostException", "ConnectException", "ConnectTimeoutException", "HttpHostConnectException"),
-                *("NoRouteToHostException", "SocketTimeoutException"),
-            ),
-            ("whose server does not answer", "check the URL, the endpoint and the network"),
-        ),
-    )
+    permissions = f"check them and their permissions, or {credentials}"
+    explanations = {
+        **dict.fromkeys(NO_JARS, _missing_jars(scheme)),
+        "UnknownStoreException": (f"but the bucket '{place}' does not exist", "check its name and the endpoint"),
+        "NotDirectoryException": ("which is a file", "give a folder of class folders with images"),
+        "FileNotFoundException": ("which does not exist", "give a folder of class folders with images"),
+        **dict.fromkeys(NO_CREDENTIALS, ("and no credentials were found", credentials)),
+        **dict.fromkeys(REFUSED, ("which the credentials that were found may not read", permissions)),
+        **dict.fromkeys(UNREACHED, ("whose server does not answer", "check the URL, the endpoint and the network")),
+    }
     # The innermost cause is the reason, the outer ones are the calls. Only an outer one tells that a bucket is missing.
     for name in ["UnknownStoreException"] * ("UnknownStoreException" in names) + names[::-1]:
-        for classes, explanation in explanations:
-            if name in classes:
-                return explanation
+        if name in explanations:
+            return explanations[name]
     return None
