@@ -186,9 +186,7 @@ table is partitioned by day, `YYYY-MM-DD` in UTC, with which a request_id begins
 
 FEEDBACK_ARROW = pa.schema(
     [
-        pa.field("day", pa.string(), nullable=False),
-        pa.field("request_id", pa.string(), nullable=False),
-        pa.field("image", pa.int32(), nullable=False),
+        *columns_of(REQUESTS_ARROW, "day", "request_id", "image"),
         pa.field("label", pa.string(), nullable=False),
         pa.field("given_at", UTC_TIME, nullable=False),
     ]
@@ -205,12 +203,7 @@ REQUEST_IMAGES_ARROW = pa.schema(
 """The table `request_images`: images of requests, by day, if the service keeps them."""
 
 FILE_ARROW = pa.schema(
-    [
-        ("path", pa.string()),
-        ("size", pa.int64()),
-        ("modified_at", UTC_TIME),
-        *columns_of(FILES_ARROW, *ADDED_TO_FILES),
-    ]
+    [field.with_nullable(True) for field in columns_of(FILES_ARROW, "path", "size", "modified_at", *ADDED_TO_FILES)]
 )
 """Columns of a listed file; path is relative to the source, size in bytes."""
 
