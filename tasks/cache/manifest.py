@@ -132,14 +132,11 @@ class CacheDamaged(RuntimeError):
 def write_manifest(url: str, manifest: CacheManifest) -> CacheRef:
     """Commit the cache at `url`."""
     filesystem, root = file_system(url)
-    text = manifest.model_dump_json(indent=2)
-    if local_path(url) is not None:
-        # An atomic rename, for concurrent readers; an object store shows a complete object or none.
-        partial = f"{root}/.{MANIFEST}.{uuid.uuid4().hex}"
-        filesystem.pipe_file(partial, text.encode())
-        os.replace(partial, f"{root}/{MANIFEST}")
-    else:
-        filesystem.pipe_file(f"{root}/{MANIFEST}", text.encode())
+    # An atomic rename, for concurrent readers; an object store shows a complete object or none.
+    name = MANIFEST if local_path(url) is None else f".{MANIFEST}.{uuid.uuid4().hex}"
+    filesystem.pipe_file(f"{root}/{name}", manifest.model_dump_json(indent=2).encode())
+    if name != MANIFEST:
+        os.replace(f"{root}/{name}", f"{root}/{MANIFEST}")
     return CacheRef(url=url, digest=manifest.digest)
 
 

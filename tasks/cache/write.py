@@ -151,7 +151,6 @@ class RowFileWriter:
         self._pending: list[tuple[bytes, int, int]] = []
         """Content, label and row number of the rows of the next group."""
         self._num_rows = 0
-        self._num_groups = 0
 
     def add(self, content: bytes, label: int, row: int) -> None:
         """Append one row."""
@@ -164,7 +163,6 @@ class RowFileWriter:
         columns = zip(*self._pending, strict=True)
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, self._schema, strict=True)]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._rows_per_group)
-        self._num_groups += 1
         self._pending = []
 
     def close(self) -> CacheFile:
@@ -180,7 +178,7 @@ class RowFileWriter:
         return CacheFile(
             name=self.name,
             rows=self._num_rows,
-            row_groups=self._num_groups,
+            row_groups=-(-self._num_rows // self._rows_per_group),
             bytes=self._file.bytes,
             sha256=self._file.sha256.hexdigest(),
         )
