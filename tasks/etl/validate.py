@@ -108,25 +108,20 @@ class DataChecks(Ref):
         """Return one row per check for display: its name, value and detail."""
         sizes = self.class_sizes
         smallest, largest = (choose(sizes, key=lambda label: sizes[label], default="") for choose in (min, max))
+        extremes = f"smallest {smallest} {sizes.get(smallest, 0)}, largest {largest} {sizes.get(largest, 0)}"
+        found = f"{'' if self.near_duplicates_complete else 'at least '}{self.near_duplicates}"
+        close = f"pairs in different splits, at most {self.near_duplicate_bits} of 64 bits apart"
         by_split = {split: sum(counts.get(split, 0) for counts in self.classes.values()) for split in SPLITS}
         facts = [
             ("images", sum(sizes.values()), _listed(by_split)),
-            (
-                "classes",
-                len(sizes),
-                f"smallest {smallest} {sizes.get(smallest, 0)}, largest {largest} {sizes.get(largest, 0)}",
-            ),
+            ("classes", len(sizes), extremes),
             ("imbalance ratio", f"{self.imbalance_ratio:.2f}", "largest class / smallest class"),
             ("width in pixels", self.widths.get("median", 0), _listed(self.widths)),
             ("height in pixels", self.heights.get("median", 0), _listed(self.heights)),
             ("quarantined", f"{self.quarantined_fraction:.2%}", _listed(self.reasons) or "none"),
             ("duplicates", self.outcomes.get("duplicate", 0), "files with the same content as another file"),
             ("leaked", self.leaked, "contents in more than one split"),
-            (
-                "near-duplicates",
-                f"{'' if self.near_duplicates_complete else 'at least '}{self.near_duplicates}",
-                f"pairs in different splits, at most {self.near_duplicate_bits} of 64 bits apart",
-            ),
+            ("near-duplicates", found, close),
         ]
         return [{"check": name, "value": str(value), "detail": detail} for name, value, detail in facts]
 
