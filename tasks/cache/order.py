@@ -159,13 +159,11 @@ def epoch_order(
     # Of a generator of its own: the order of the row groups is that of an epoch without balance.
     counts = None if balanced_N is None else balanced_counts(balanced_N, np.random.default_rng((seed, epoch, 1)))
     groups = generator.permutation(num_groups)
-    ordered, begin = [], 0
-    for size in window_sizes(num_groups, window):
-        drawn = groups[begin : begin + size]
+    ordered = []
+    for drawn in np.split(groups, np.cumsum(window_sizes(num_groups, window))[:-1]):
         mixed = (drawn[:, None] * rows_per_group + np.arange(rows_per_group)).ravel()
         mixed = mixed[mixed < rows]
         ordered.append(generator.permutation(mixed if counts is None else np.repeat(mixed, counts[mixed])))
-        begin += size
     places = np.empty(num_groups, dtype=np.int64)
     places[groups] = np.arange(num_groups)
     return EpochOrder(np.concatenate(ordered), places, rows_per_group)
@@ -203,7 +201,8 @@ def share_of(order: EpochOrder, batch_size: int, ranks: VirtualRanks, start: int
     begins = np.concatenate([[0], np.cumsum(counts)])
     places = order.group_places[left // order.rows_per_group]
     images = np.lexsort((left, places))
-    groups, bounds = _runs(left[images] // order.rows_per_group)
+    firsts = np.unique(places[images], return_index=True)[1]  # of each row group's images
+    groups, bounds = left[images[firsts]] // order.rows_per_group, np.append(firsts, len(images))
     # Per image: the number of row groups read when its own is read. A batch needs the maximum over its images.
     needed = np.empty(len(left), dtype=np.int64)
     needed[images] = np.repeat(np.arange(1, len(groups) + 1), np.diff(bounds))
@@ -227,11 +226,3 @@ def _own_images(order: EpochOrder, left: Integers, batch_size: int, ranks: Virtu
     return np.concatenate(
         [np.take_along_axis(left[:cut].reshape(turns.shape), mine, axis=1).ravel(), left[cut:][np.concatenate(rest)]]
     )
-
-
-def _runs(values: Integers) -> tuple[Integers, Integers]:
-    """Return the value of each run of equal values, the offsets of the runs, and the end of the last."""
-    if not len(values):
-        return values, np.zeros(1, dtype=np.int64)
-    begins = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
-    return values[begins], np.append(begins, len(values))
