@@ -4,6 +4,7 @@ Spark's JVM lists a URL, and Spark tasks read its files with Hadoop's API. Hadoo
 retries and requests of each store, and are configured once for all of Spark.
 """
 
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -242,15 +243,12 @@ def _choose(spark: SparkSession, url: str, unnamed: ListedFiles, files: ListedFi
     for first in range(0, len(to_read), HEADS_PER_CALL):
         some = to_read[first : first + HEADS_PER_CALL]
         lines = "\0".join(f"{size}\t{path}" for path, size, _time in some)
-        heads = bytes(hadoop_files(spark).heads(settings, f"{url}/", lines, HEAD_BYTES))
-        place = 0
+        heads = io.BytesIO(hadoop_files(spark).heads(settings, f"{url}/", lines, HEAD_BYTES))
         for values in some:
-            length = int.from_bytes(heads[place : place + 4], "big", signed=True)
-            place += 4
+            length = int.from_bytes(heads.read(4), "big", signed=True)
             # A file that cannot be read is listed: it may be an image of the table.
-            if length >= 0 and (detail := other_content(heads[place : place + length])) is not None:
+            if length >= 0 and (detail := other_content(heads.read(length))) is not None:
                 left.decided[values] = detail
-            place += max(length, 0)
     for values in listed:
         if (detail := left.decided.get(values)) is None:
             files.add(*values)
