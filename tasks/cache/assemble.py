@@ -1,5 +1,6 @@
 """Assembly of batches: reader threads write each image to its place in its batch, in one copy."""
 
+import itertools
 import sys
 import threading
 from collections.abc import Iterator
@@ -106,9 +107,7 @@ class Assembly:
 
 def runs(rows: Integers, longest: int) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each run of consecutive numbers, none longer than `longest`."""
-    ends = [*(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-    begin = 0
-    for end in ends:
+    breaks = (np.flatnonzero(np.diff(rows) != 1) + 1).tolist()
+    for begin, end in itertools.pairwise([0, *breaks, len(rows)]):
         for start in range(begin, end, longest):
             yield start, min(end, start + longest)
-        begin = end
