@@ -93,24 +93,23 @@ class CacheLoader:
         self._source = (url, manifest, split)
         self._split = manifest.splits[split]
         self._urls = [_file_url(url, file.name) for file in self._split.files]
-        self._local = local_path(url) is not None
-        self._jpeg = manifest.settings.format == "jpeg" and manifest.features is None
-        self._row_bytes = manifest.row_bytes
+        jpeg = manifest.settings.format == "jpeg" and manifest.features is None
+        row_bytes, local = manifest.row_bytes, local_path(url) is not None
+        self._work_on = partial(Work, image_size=manifest.image_size, row_bytes=row_bytes, jpeg=jpeg, local=local)
         self._shape: tuple[int, ...] = (manifest.image_size, manifest.image_size, 3)
         self._dtype = torch.uint8
         if manifest.features is not None:
             self._shape, self._dtype = (manifest.features.num_features,), torch.float32
-        self.image_size = manifest.image_size
         self.batch_size = batch_size
         self._seed, self._balanced_N = seed, balanced_N
         self.ranks = ranks
         self._workers_count = workers_count
         # One window is consumed while the next one is read.
-        self.window = max(1, (pool_megabytes << 20) // (self._split.rows_per_group * self._row_bytes) // 2)
+        self.window = max(1, (pool_megabytes << 20) // (self._split.rows_per_group * row_bytes) // 2)
         # Unshuffled, a batch needs adjacent row groups only: read ahead just enough to keep the workers busy.
         self._ahead = max(2 * workers_count, 0 if seed is None else self.window)
         max_batches = 2 * self._ahead * self._split.rows_per_group // batch_size + 3
-        self._memory = BatchMemory((batch_size, self._row_bytes), max_batches, pin=pin_memory)
+        self._memory = BatchMemory((batch_size, row_bytes), max_batches, pin=pin_memory)
 
     @property
     def num_rows(self) -> int:
@@ -175,13 +174,10 @@ class CacheLoader:
         with ExitStack() as stack:
             reader: Iterator[int] = iter(())
             if len(share.groups):
-                work = Work(assembly, self.image_size, self._row_bytes, jpeg=self._jpeg, local=self._local)
+                work, groups = self._work_on(assembly), share.groups.tolist()
                 # A new reader per epoch: the order of a petastorm reader is fixed.
-                reader = stack.enter_context(
-                    open_reader(
-                        self._urls, work, share.groups.tolist(), workers_count=self._workers_count, ahead=self._ahead
-                    )
-                )
+                opened = open_reader(self._urls, work, groups, workers_count=self._workers_count, ahead=self._ahead)
+                reader = stack.enter_context(opened)
             num_read = 0
             for step in range(share.num_batches):
                 for _group in islice(reader, max(0, int(share.whole_after[step]) - num_read)):
