@@ -72,32 +72,27 @@ class Relations:
         self._rows[name] = rows  # a temporary file lasts as long as its rows
         is_empty = not (rows.files if isinstance(rows, ParquetRows) else rows.num_rows)
         if is_empty:  # as such part of the query's text, so that joins with it are left out
-            self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._empty(rows.schema)}")
+            nulls = ", ".join(f'NULL::{kind} AS "{column}"' for column, kind in self._types(rows.schema).items())
+            self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT {nulls} WHERE false")
         elif isinstance(rows, ParquetRows):
             self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._scan(rows)}")
         else:
             self.run(f"DROP VIEW IF EXISTS {name}")
             self._call(lambda: self._database.register(name, rows))
 
-    def _types(self, fields: list[pa.Field]) -> list[Any]:
-        return self._call(lambda: list(self._database.from_arrow(pa.schema(fields).empty_table()).types))
-
-    def _empty(self, schema: pa.Schema) -> str:
-        fields = list(schema)
-        names = ", ".join(
-            f'NULL::{kind} AS "{field.name}"' for field, kind in zip(fields, self._types(fields), strict=True)
-        )
-        return f"SELECT {names} WHERE false"
+    def _types(self, schema: pa.Schema) -> dict[str, Any]:
+        """Return DuckDB's type of each column."""
+        types = self._call(lambda: self._database.from_arrow(schema.empty_table()).types)
+        return dict(zip(schema.names, types, strict=True))
 
     def _scan(self, rows: ParquetRows) -> str:
         """Return a query of the rows; the text has all names, since a view has no parameters."""
-        types = dict(zip(rows.schema.names, self._types(list(rows.schema)), strict=True))
-        fields = [field for field in rows.schema if field.name not in rows.fixed]
-        fields += [pa.field(name, pa.scalar(value).type) for name, value in rows.where.items()]
-        fields = list({field.name: field for field in fields}.values())
+        types = self._types(rows.schema)
+        read = {field.name: field.type for field in rows.schema if field.name not in rows.fixed}
+        read |= {name: pa.scalar(value).type for name, value in rows.where.items()}
         columns = ", ".join(
-            f"{_text(field.name)}: {{name: {_text(field.name)}, type: {_text(str(kind))}, default_value: NULL}}"
-            for field, kind in zip(fields, self._types(fields), strict=True)
+            f"{_text(name)}: {{name: {_text(name)}, type: {_text(str(kind))}, default_value: NULL}}"
+            for name, kind in self._types(pa.schema(read)).items()
         )
         files = ", ".join(_text(glob.escape(file)) for file in rows.files)
         names = ", ".join(
