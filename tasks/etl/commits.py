@@ -6,7 +6,7 @@ removed, also those of a killed run.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -221,11 +221,8 @@ def _replace_images(
     if are_small(path, parts):
         rows = pa.Table.from_batches(read_rows(target, parts, IMAGES_ARROW), IMAGES_ARROW)
         keys = pa.concat_arrays([gone, *rows["sha256"].chunks]).unique()
-        try:
+        with suppress(NeedsSpark):  # Spark writes it below, from the files themselves.
             replace_few_rows(path, version, rows, "sha256", keys)
-        except NeedsSpark:
-            pass  # Spark writes it below, from the files themselves.
-        else:
             return
     files = [f"{path}/{name}" for name in parts]
     insert = spark.read.schema(IMAGES).parquet(*files) if files else delta.no_rows(spark, IMAGES)
