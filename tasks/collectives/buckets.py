@@ -107,17 +107,7 @@ def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 def _bucket(number: int, parameters: list[nn.Parameter]) -> Bucket:
     memory = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters)).detach()
-    gradients, begin = {}, 0
-    for parameter in parameters:
-        part = memory[begin : begin + parameter.numel()]
-        gradients[parameter] = _in_format_of(parameter, part)
-        begin += parameter.numel()
+    parts = memory.split([parameter.numel() for parameter in parameters])
+    # Parameters have no gaps between their elements, whichever memory format they are in.
+    gradients = {own: part.as_strided(own.shape, own.stride()) for own, part in zip(parameters, parts, strict=True)}
     return Bucket(number, parameters, memory, gradients, set(parameters))
-
-
-def _in_format_of(parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-    """Return the elements in the shape and memory format of a parameter: of the two that networks have."""
-    if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
-        batch, channels, height, width = parameter.shape
-        return part.view(batch, height, width, channels).permute(0, 3, 1, 2)
-    return part.view(parameter.shape)

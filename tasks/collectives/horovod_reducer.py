@@ -1,7 +1,7 @@
 """Ranks that average their gradients with Horovod, over Gloo or NCCL."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import horovod.torch as hvd
 import torch
@@ -56,23 +56,22 @@ class HorovodReducer(Reducer):
         with waiting_for_ranks():
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    def wrap_optimizer(
-        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer; the gradients of these parameters are averaged during the backward pass."""
-        trained = (parameter for _name, parameter in named_parameters if parameter.requires_grad)
-        self._buckets = GradientBuckets(trained, self._send)
-        return optimizer
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Return the model, whose gradients are averaged during the backward pass until `release_model`."""
+        if self._buckets is None:
+            trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+            self._buckets = GradientBuckets(trained, self._send)
+        return model
 
-    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def release_model(self) -> None:
         """Remove the hooks that send gradients."""
-        assert self._buckets is not None, "the optimizer was wrapped"
-        self._buckets.release()
+        if self._buckets is not None:
+            self._buckets.release()
         self._buckets = None
 
     def backward(self, loss: torch.Tensor | None) -> None:
         """Compute the gradients of this rank's images, and begin to average those of all ranks."""
-        assert self._buckets is not None, "the optimizer was wrapped"
+        assert self._buckets is not None, "the model was wrapped"
         super().backward(loss)
         self._buckets.complete()
 
@@ -83,7 +82,7 @@ class HorovodReducer(Reducer):
 
     def step(self, take_step: Callable[[], None]) -> None:
         """Wait for the averaged gradients, and call `take_step`."""
-        assert self._buckets is not None, "the optimizer was wrapped"
+        assert self._buckets is not None, "the model was wrapped"
         for gradients, (handle, sent) in self._buckets.sent():
             with waiting_for_ranks():
                 _wait(handle)

@@ -5,7 +5,7 @@ another one sends.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
 import torch
@@ -39,17 +39,14 @@ class Reducer:
         """Copy the parameters and buffers of rank 0 to every rank."""
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return the module for the forward pass before `backward`; `model` keeps its parameters and their names."""
+        """Return the module for the forward pass before `backward`, the same until `release_model`.
+
+        The gradients of the parameters that are trained now are averaged; `model` keeps its parameters and their names.
+        """
         return model
 
-    def wrap_optimizer(
-        self, optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, nn.Parameter]]
-    ) -> torch.optim.Optimizer:
-        """Return the optimizer to pass to `step`."""
-        return optimizer
-
-    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Release an optimizer that takes no more steps, and its model, before others are wrapped."""
+    def release_model(self) -> None:
+        """Release the wrapped model, if there is one, before another one is wrapped."""
 
     def backward(self, loss: torch.Tensor | None) -> None:
         """Run the backward pass of the last batch of a step, once per step on every rank.
@@ -117,11 +114,10 @@ def wait_for_all(reducer: Reducer) -> None:
 
 def _broadcast_bytes(reducer: Reducer, content: bytes, root: int) -> bytes:
     length = int(reducer.broadcast(torch.tensor([len(content)]), root))
-    if reducer.rank == root:
-        values = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte()
-    else:
-        values = torch.empty(length, dtype=torch.uint8)
-    return reducer.broadcast(values, root).numpy().tobytes() if length else b""
+    if length == 0:
+        return b""
+    values = torch.frombuffer(bytearray(content or bytes(length)), dtype=torch.uint8)  # Zeros where it is received.
+    return reducer.broadcast(values, root).numpy().tobytes()
 
 
 HEARTBEAT_SECONDS = 5.0

@@ -165,7 +165,7 @@ class TorchReducer(Reducer):
             value.copy_(self.broadcast(value))
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return the model in DistributedDataParallel, the same until `release_optimizer`."""
+        """Return the model in DistributedDataParallel, the same until `release_model`."""
         if self._averaging is not None and self._averaging.module.model is model:
             return self._averaging
         self._averaging = DistributedDataParallel(
@@ -184,7 +184,7 @@ class TorchReducer(Reducer):
         self._hook = first.register_post_accumulate_grad_hook(self._after_last_gradient)  # type: ignore[no-untyped-call]  # torch does not type it
         return self._averaging
 
-    def release_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def release_model(self) -> None:
         """Release the wrapped model, and with it the hooks that send its gradients."""
         if self._hook is not None:
             self._hook.remove()

@@ -136,7 +136,7 @@ def train_one_epoch(
     Args:
         model: Takes a batch's inputs and returns logits (B, K).
         loader: This rank's share of the split `train`.
-        optimizer: Optimizer returned by the reducer's `wrap_optimizer`.
+        optimizer: Optimizer of the model.
         loop: Settings of the loop.
         epoch: Number of this epoch, from 0.
         running: Position and sums of the epoch, updated after each step; None for a new epoch.

@@ -50,7 +50,7 @@ class Trainable:
 
 
 def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) -> Trainable:
-    """Build model, loaders and optimizer of a phase; the optimizer is not yet wrapped by the reducer."""
+    """Build model, loaders and optimizer of a phase."""
     train, classifier = phase.train, context.classifier
     unfreeze(classifier, phase)
     classifier.precision = context.precision

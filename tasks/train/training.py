@@ -192,8 +192,8 @@ class Training:
 
     def _fit(self, context: TrainingContext, phase: Phase, trainable: Trainable) -> bool:
         """Train a phase; return whether the time budget is used up."""
-        train, progress, reducer, model = self._train, self.progress, self._reducer, trainable.model
-        optimizer = reducer.wrap_optimizer(trainable.optimizer, model.named_parameters())
+        train, progress, reducer = self._train, self.progress, self._reducer
+        model, optimizer = trainable.model, trainable.optimizer
         num_threads = torch.get_num_threads()
         if train.trains_head_only and model is not context.classifier:
             torch.set_num_threads(1)  # Several threads add up the products of a head in another order.
@@ -275,7 +275,7 @@ class Training:
             raise
         finally:
             torch.set_num_threads(num_threads)
-            reducer.release_optimizer(optimizer)
+            reducer.release_model()
 
 
 def _provenance(context: TrainingContext) -> dict[str, str]:

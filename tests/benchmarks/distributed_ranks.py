@@ -110,9 +110,7 @@ def ours(model: str, backend: str | None, folder: Path, *, watched: bool = False
             return (content for _ in range(self.num_steps))
 
     train = TrainConfig(model=model, weights="none", freeze_backbone=False)
-    optimizer = reducer.wrap_optimizer(
-        make_optimizer(values_of(train, {"learning_rate": LEARNING_RATE}), classifier), classifier.named_parameters()
-    )
+    optimizer = make_optimizer(values_of(train, {"learning_rate": LEARNING_RATE}), classifier)
     progress = Progress(EarlyStopping(patience=1, min_delta=0.0, higher_is_better=False))
     checkpoints, callback = Checkpoints(folder, keep=2, config={}), NullStepCallback()
     if watched:

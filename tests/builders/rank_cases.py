@@ -191,7 +191,6 @@ class _Run:
             content = self.checkpoints.load(name)
             restore_progress(content, progress, reducer.rank)
             restore(content, model, optimizer)
-        optimizer = reducer.wrap_optimizer(optimizer, model.named_parameters())
 
         def save() -> None:
             content = self.checkpoints.collect(model, optimizer, progress, reducer)
@@ -218,7 +217,7 @@ class _Run:
         try:
             fit(model, loaders, optimizer, loop, progress, lambda metrics, progress: None)
         finally:
-            reducer.release_optimizer(optimizer)
+            reducer.release_model()
         # torch passes over what it cannot compile, in silence.
         assert (counters["stats"]["unique_graphs"] > compiled_before) == case.is_compiled
 
@@ -351,7 +350,7 @@ def kinds_of_waiting(reducer: Reducer, folder: Path) -> list[str]:
     The other ranks begin their backward pass only then. Empty for them.
     """
     model, seen, kinds = nn.Linear(3, 1), folder / "seen", list[str]()
-    optimizer = reducer.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     averaging, deadline = reducer.wrap_model(model), time.monotonic() + START_SECONDS / 2
     loss = averaging(torch.ones(2, 3)).sum()
 
@@ -375,7 +374,7 @@ def kinds_of_waiting(reducer: Reducer, folder: Path) -> list[str]:
             optimizer.step()
 
         reducer.step(take_step)
-    reducer.release_optimizer(optimizer)
+    reducer.release_model()
     reducer.sum(torch.zeros(1))
     seen.unlink(missing_ok=True)
     reducer.sum(torch.zeros(1))

@@ -128,7 +128,7 @@ def fit_simply(
     fit(
         model,
         {TRAIN: train_loader, VAL: val_loader},
-        reducer.wrap_optimizer(optimizer, model.named_parameters()),
+        optimizer,
         loop_of(lambda step: rate, reducer, max_epochs=max_epochs, monitor=monitor, patient_from=patient_from),
         progress,
         on_epoch,

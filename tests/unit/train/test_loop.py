@@ -86,7 +86,7 @@ def test_ranks_clip_their_averaged_gradients() -> None:
 
     def train(loader: TensorLoader, reducer: Reducer) -> tuple[torch.Tensor, float]:
         model = models.pop()
-        optimizer = reducer.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         trained = train_one_epoch(model, loader, optimizer, loop_of(Recorder(1.0), reducer=reducer, step=settings), 0)
         return nn.utils.parameters_to_vector(model.parameters()).detach(), trained.gradient_norm
 
