@@ -13,7 +13,6 @@ from torch import nn
 from tasks.cache.loader import CacheLoader
 from tasks.errors import loggable
 from tasks.progress.activity import working
-from tasks.train.step_callback import NullStepCallback
 
 logger = logging.getLogger("lakevision.train")
 
@@ -24,26 +23,23 @@ LogHistograms = Callable[[int, Mapping[str, torch.Tensor]], None]
 """Takes the number of an epoch, and the values of its histograms by tag, float32 of any length."""
 
 
-class LayerHistograms(NullStepCallback):
-    """Callback around another one, which notes the gradients of the steps and logs the histograms of an epoch.
+class LayerHistograms:
+    """Notes the gradients of the steps, and logs the histograms of an epoch.
 
     It does not affect training: the outputs are those of a forward pass of its own, without dropout, of the first batch
     of `val`, the same one in all epochs.
     """
 
-    def __init__(
-        self, inner: NullStepCallback, model: nn.Module, loader: CacheLoader, device: torch.device, log: LogHistograms
-    ) -> None:
+    def __init__(self, model: nn.Module, loader: CacheLoader, device: torch.device, log: LogHistograms) -> None:
         """Note nothing yet.
 
         Args:
-            inner: The callback that decides.
             model: The trained model.
             loader: Batches of `val`.
             device: Device of the model.
             log: Takes the histograms.
         """
-        self._inner, self._model, self._loader, self._device, self._log = inner, model, loader, device, log
+        self._model, self._loader, self._device, self._log = model, loader, device, log
         # A model that is only the head has itself as its layer.
         self._layers = {
             name or "head": layer
@@ -52,17 +48,12 @@ class LayerHistograms(NullStepCallback):
         }
         self._norms: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
 
-    def is_over(self) -> bool:
-        """Return the answer of the inner callback."""
-        return self._inner.is_over()
-
-    def after_step(self) -> bool:
-        """Note the norms of the gradients, as they were clipped; return the answer of the inner callback."""
+    def after_step(self) -> None:
+        """Note the norms of the gradients, as they were clipped."""
         for name, layer in self._layers.items():
             gradients = [own.grad for own in layer.parameters(recurse=False) if own.grad is not None]
             if gradients:
                 self._norms[name].append(nn.utils.get_total_norm(gradients))
-        return self._inner.after_step()
 
     def end_epoch(self, epoch: int) -> None:
         """Log the histograms of an epoch, of its steps in this process; a failure is logged, and training continues."""

@@ -73,6 +73,9 @@ class LoopSettings:
     """Number of the phase's first epoch, counted over all phases."""
     step: StepSettings = field(default_factory=StepSettings)
     step_callback: NullStepCallback = field(default_factory=NullStepCallback)
+    """Decides after each step whether to go on."""
+    watchers: Sequence[Callable[[], None]] = ()
+    """Called after each step, before the callback."""
     buffers: VirtualBuffers | None = None
     """Buffers of this rank's virtual ranks; None: each rank is its own virtual rank."""
 
@@ -188,6 +191,8 @@ def train_one_epoch(
                 loop.average.update((epoch - loop.first_epoch) * steps_per_epoch + part.step)
             running.position, running.steps = running.position + part.num_global_rows, part.step + 1
             running.seconds += time.perf_counter() - began
+            for watch in loop.watchers:
+                watch()
             if loop.step_callback.after_step():
                 break
             began = time.perf_counter()  # The time of writing a checkpoint is not counted.

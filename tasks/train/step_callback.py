@@ -109,31 +109,25 @@ SKIPPED_STEPS = 3
 """First steps of a phase, which are not recorded: they allocate memory, and compile."""
 
 
-class TracedSteps(NullStepCallback):
-    """Callback that records the time of operations and threads in some steps, around another callback."""
+class TracedSteps:
+    """Recording of the time of operations and threads in some steps."""
 
-    def __init__(self, inner: NullStepCallback, num_steps: int, name: str, log: Callable[[Path], None]) -> None:
+    def __init__(self, num_steps: int, name: str, log: Callable[[Path], None]) -> None:
         """Record nothing yet.
 
         Args:
-            inner: The callback that decides.
             num_steps: Number of steps to record.
             name: Name of the file, in Chrome's trace format, compressed: `chrome://tracing` or ui.perfetto.dev show it.
             log: Takes the folder with the file.
         """
-        self._inner = inner
         self._num_steps = num_steps
         self._name = name
         self._log = log
         self._done = 0
         self._profiler: profile | None = None
 
-    def is_over(self) -> bool:
-        """Return the answer of the inner callback."""
-        return self._inner.is_over()
-
-    def after_step(self) -> bool:
-        """Begin or end the trace if it is time; return the answer of the inner callback."""
+    def after_step(self) -> None:
+        """Begin or end the trace if it is time."""
         self._done += 1
         if self._done == SKIPPED_STEPS:
             on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
@@ -141,7 +135,6 @@ class TracedSteps(NullStepCallback):
             self._profiler.start()
         elif self._done == SKIPPED_STEPS + self._num_steps:
             self.end()
-        return self._inner.after_step()
 
     def end(self) -> None:
         """Write the trace, if one was begun and not written; a failure is logged, and training continues."""

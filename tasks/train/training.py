@@ -221,13 +221,13 @@ class Training:
         traced = None
         if train.trace_steps and self._record is not None:
             name = f"phase-{progress.phase:02d}.json.gz"
-            traced = TracedSteps(step_callback, train.trace_steps, name, self._record.log_trace)
+            traced = TracedSteps(train.trace_steps, name, self._record.log_trace)
         histograms = None
         if train.histograms and self._record is not None:
             from tasks.train.histograms import LayerHistograms  # Here: few runs have them.
 
             val, log = trainable.loaders[VAL], self._record.log_histograms
-            histograms = LayerHistograms(traced or step_callback, model, val, trainable.loop.device, log)
+            histograms = LayerHistograms(model, val, trainable.loop.device, log)
 
         def on_epoch(metrics: EpochMetrics, _progress: Progress) -> None:
             if histograms is not None:  # First: a process that is killed now trains the rest of the epoch again.
@@ -254,7 +254,8 @@ class Training:
         loop = replace(
             trainable.loop,
             average=WeightAverage(model, decay, progress.average, with_buffers=with_buffers) if decay else None,
-            step_callback=histograms or traced or step_callback,
+            step_callback=step_callback,
+            watchers=[watcher.after_step for watcher in (histograms, traced) if watcher is not None],
         )
         try:
             is_over = fit(model, trainable.loaders, optimizer, loop, progress, on_epoch)

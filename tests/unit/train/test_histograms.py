@@ -48,16 +48,16 @@ def trained(model: nn.Module, loop: LoopSettings, histograms: LayerHistograms | 
 def test_training_is_the_same_and_each_epoch_has_its_histograms() -> None:
     """Weights and statistics are equal in every bit; a frozen layer has outputs and no gradients."""
     logged: list[dict[str, torch.Tensor]] = []
-    inner, watched = Counting(), network()
+    counting, watched = Counting(), network()
     loop = loop_of(Recorder(0.01), step=StepSettings(seed=3))
     val = TensorLoader(*separable(9, seed=2), [[], *steps_of(9, 5)])  # Its first batch has no images on this rank.
-    histograms = LayerHistograms(inner, watched, val, CPU, lambda epoch, found: logged.insert(epoch, dict(found)))
+    histograms = LayerHistograms(watched, val, CPU, lambda epoch, found: logged.insert(epoch, dict(found)))
 
     expected = trained(network(), loop, None)
-    found = trained(watched, replace(loop, step_callback=histograms), histograms)
+    found = trained(watched, replace(loop, step_callback=counting, watchers=[histograms.after_step]), histograms)
 
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert inner.num_calls == NUM_EPOCHS * NUM_STEPS
+    assert counting.num_calls == NUM_EPOCHS * NUM_STEPS
     assert len(logged) == NUM_EPOCHS
     layers = {"0": 8, "1": 8, "4": 3}
     for values in logged:
@@ -80,7 +80,7 @@ def test_large_outputs_are_sampled_and_what_is_not_finite_is_left_out() -> None:
     nn.init.constant_(layers[1].weight, float("nan"))
     images = torch.ones((2, 1, 256, 256))
     loader = TensorLoader(images, torch.zeros(2, dtype=torch.int64), [[0, 1]])
-    histograms = LayerHistograms(NullStepCallback(), layers, loader, CPU, lambda _epoch, found: logged.update(found))
+    histograms = LayerHistograms(layers, loader, CPU, lambda _epoch, found: logged.update(found))
 
     histograms.end_epoch(0)
 
@@ -97,9 +97,8 @@ def test_head_alone_is_a_layer_and_a_server_that_is_away_ends_no_training(caplog
         raise ConnectionError("no answer")
 
     head, loader = nn.Linear(4, 3).double(), TensorLoader(*separable(6), [[0, 1]])
-    histograms = LayerHistograms(NullStepCallback(), head, loader, CPU, refuse)
+    histograms = LayerHistograms(head, loader, CPU, refuse)
     histograms.end_epoch(7)
     assert tags == ["activations/head"]
     assert caplog.messages == ["the histograms of epoch 7 were not logged: no answer"]
     assert not head._forward_hooks
-    assert not histograms.is_over()

@@ -12,6 +12,7 @@ from tasks.collectives.reducer import Reducer
 from tasks.metrics.evaluate import evaluate
 from tasks.train.loop import accumulate_gradients, train_one_epoch
 from tasks.train.step import StepSettings
+from tasks.train.step_callback import NullStepCallback
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 from tests.fakes.tiny_training import (
     CPU,
@@ -51,6 +52,22 @@ def test_training_metrics_are_means_over_images() -> None:
     assert trained.train_loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-9)
     assert trained.train_accuracy == pytest.approx(float((logits.argmax(1) == labels).double().mean()))
     assert 0.0 <= trained.data_wait_share <= 1.0
+
+
+def test_watchers_see_each_step_until_the_callback_ends_the_epoch() -> None:
+    """Each is called before the callback, also after the last step."""
+    called: list[str] = []
+
+    class Deciding(NullStepCallback):
+        def after_step(self) -> bool:
+            called.append("callback")
+            return len(called) == 6
+
+    model, loader = linear(), TensorLoader(*separable(12), steps_of(12, 3))
+    watchers = [lambda: called.append("first"), lambda: called.append("second")]
+    loop = replace(loop_of(Recorder(0.1)), watchers=watchers, step_callback=Deciding())
+    train_one_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), loop, 0)
+    assert called == ["first", "second", "callback"] * 2
 
 
 def test_gradients_above_the_maximum_norm_are_clipped() -> None:

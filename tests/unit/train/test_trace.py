@@ -9,19 +9,7 @@ import pytest
 import torch
 
 from tasks.config.train import TrainConfig
-from tasks.train.step_callback import NullStepCallback, TracedSteps
-
-
-class Deciding(NullStepCallback):
-    """Callback that counts its calls, and ends training after some of them."""
-
-    def __init__(self, last: int) -> None:
-        self.num_calls, self._last = 0, last
-
-    def after_step(self) -> bool:
-        """Return whether this was the last step."""
-        self.num_calls += 1
-        return self.num_calls == self._last
+from tasks.train.step_callback import TracedSteps
 
 
 def step() -> None:
@@ -37,19 +25,13 @@ def recorded(folder: Path) -> int:
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(4, 4), (50, 7)])
 def test_steps_after_the_first_ones_are_recorded(tmp_path: Path, num_steps: int, expected: int) -> None:
-    """As many as were chosen, or all until the end of the phase, and the inner callback decides."""
-    inner = Deciding(last=10)
-    traced = TracedSteps(
-        inner, num_steps, "phase-00.json.gz", lambda folder: shutil.copytree(folder, tmp_path / "logged")
-    )
-    answers = []
+    """As many as were chosen, or all until the end of the phase."""
+    traced = TracedSteps(num_steps, "phase-00.json.gz", lambda folder: shutil.copytree(folder, tmp_path / "logged"))
     for _ in range(10):
         step()
-        answers.append(traced.after_step())
+        traced.after_step()
     traced.end()
     traced.end()
-    assert answers == [False] * 9 + [True]
-    assert inner.num_calls == 10
     assert recorded(tmp_path / "logged") == expected
 
 
@@ -61,14 +43,14 @@ def test_short_phase_has_no_trace_and_a_server_that_is_away_ends_no_training(
     def refuse(_folder: Path) -> None:
         raise ConnectionError("no answer")
 
-    short = TracedSteps(NullStepCallback(), 5, "phase-00.json.gz", refuse)
+    short = TracedSteps(5, "phase-00.json.gz", refuse)
     short.after_step()
     short.end()
     assert caplog.messages == []
-    traced = TracedSteps(NullStepCallback(), 1, "phase-00.json.gz", refuse)
+    traced = TracedSteps(1, "phase-00.json.gz", refuse)
     for _ in range(5):
         step()
-        assert not traced.after_step()
+        traced.after_step()
     assert caplog.messages == ["the trace phase-00.json.gz was not logged: no answer"]
 
 
