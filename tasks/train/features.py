@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from tasks.cache.loader import IN_MEMORY_BYTES, CacheLoader, InMemoryLoader
+from tasks.cache.loader import CacheLoader
 from tasks.cache.manifest import (
     FORMAT,
     CacheDamaged,
@@ -25,7 +24,6 @@ from tasks.cache.manifest import (
     read_manifest,
     write_manifest,
 )
-from tasks.cache.order import VirtualRanks
 from tasks.cache.sweep import discard, remove_unnamed
 from tasks.cache.write import FEATURE_GROUP_BYTES, RowFileWriter, cache_schema, check_disk, rows_in_group
 from tasks.collectives.reducer import broadcast_value, run_on_rank_zero, wait_for_all
@@ -62,20 +60,12 @@ def ends_in_head(classifier: Classifier, images_BHWC: torch.Tensor) -> bool:
 
     Determined by a forward pass: squeezenet, for example, pools after its last layer.
     """
-    with head_inputs(classifier) as vectors:
-        outputs: list[torch.Tensor] = []
-        handle = classifier.head.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-        try:
-            with torch.no_grad():
-                logits = classifier.eval()(images_BHWC)
-        finally:
-            handle.remove()
-    return (
-        len(vectors) == len(outputs) == 1
-        and vectors[0].ndim == 2
-        and outputs[0].shape == logits.shape
-        and bool(torch.equal(outputs[0].float(), logits))
-    )
+    with head_passes(classifier) as passes, torch.no_grad():
+        logits = classifier.eval()(images_BHWC)
+    if len(passes) != 1:
+        return False
+    [(vectors, outputs)] = passes
+    return vectors.ndim == 2 and outputs.shape == logits.shape and bool(torch.equal(outputs.float(), logits))
 
 
 def backbone_digest(name: str, classifier: Classifier) -> str:
@@ -107,16 +97,15 @@ def materialize_features(context: TrainingContext, splits: tuple[str, ...]) -> t
         DiskFull: The disk became full before the features were complete; all partial files are removed.
     """
     spec, images, classifier = context.spec, context.manifest, context.classifier
-    device, reducer, size = context.device, context.reducer, context.manifest.image_size
-    with head_inputs(classifier) as vectors, torch.no_grad():
-        classifier.eval()(torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device))
+    device, reducer = context.device, context.reducer
+    assert isinstance(classifier.head, nn.Linear), "a head on vectors is linear"
     settings = FeatureSettings(
         source=spec.cache.digest,
         backbone=backbone_digest(spec.train.model, classifier),
         precision=precision_name(context.precision, device),
         device=device.type,
         transform=(classifier.mean, classifier.std),
-        num_features=vectors[0].shape[1],
+        num_features=classifier.head.in_features,
         form=FORM,
     )
     decisive = {"format": FORMAT, "features": hashed_settings(settings, type(settings).model_fields), "splits": splits}
@@ -238,22 +227,6 @@ def raised(deviation_F: torch.Tensor) -> torch.Tensor:
     return deviation_F + MIN_DEVIATION * deviation_F.mean() + 1e-12
 
 
-def feature_loader(
-    url: str,
-    manifest: CacheManifest,
-    split: str,
-    batch_size: int,
-    *,
-    seed: int | None,
-    ranks: VirtualRanks = VirtualRanks(),
-    balanced_N: npt.NDArray[np.int64] | None = None,
-) -> CacheLoader:
-    """Return a loader of features: from memory if they fit, else from the cache."""
-    fits_in_memory = manifest.splits[split].rows * manifest.row_bytes <= IN_MEMORY_BYTES
-    kind = InMemoryLoader if fits_in_memory else CacheLoader
-    return kind(url, manifest, split, batch_size, seed=seed, ranks=ranks, balanced_N=balanced_N)
-
-
 def read_features(url: str, manifest: CacheManifest, seed: int, most: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return features, float32 (N, F), and labels, int64 (N,), of `train` and `val`; of more than `most`, a sample."""
     total = sum(part.rows for part in manifest.splits.values())
@@ -261,7 +234,7 @@ def read_features(url: str, manifest: CacheManifest, seed: int, most: int) -> tu
     chosen[np.random.default_rng(seed).permutation(total)[:most]] = True
     features, labels, begin = [], [], 0
     for split in (TRAIN, VAL):
-        for batch in feature_loader(url, manifest, split, 256, seed=None).epoch(0):
+        for batch in CacheLoader(url, manifest, split, 256).epoch(0):
             kept = np.flatnonzero(chosen[begin + batch.rows_B])
             features.append(batch.inputs[kept])
             labels.append(batch.labels_B[kept])
@@ -283,12 +256,12 @@ LOG_SECONDS = 30.0
 
 
 @contextmanager
-def head_inputs(classifier: ImageNetwork) -> Iterator[list[torch.Tensor]]:
-    """Yield a list to which every forward pass appends the input of the head."""
-    inputs_of_head: list[torch.Tensor] = []
-    handle = classifier.head.register_forward_pre_hook(lambda _module, inputs: inputs_of_head.append(inputs[0]))
+def head_passes(classifier: ImageNetwork) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Yield a list to which every forward pass appends the input and the output of the head."""
+    passes: list[tuple[torch.Tensor, torch.Tensor]] = []
+    handle = classifier.head.register_forward_hook(lambda _module, inputs, output: passes.append((inputs[0], output)))
     try:
-        yield inputs_of_head
+        yield passes
     finally:
         handle.remove()
 
@@ -321,15 +294,16 @@ def write_share(
     began = logged_at = time.monotonic()
     try:
         with (
-            head_inputs(backbone) as vectors,
+            head_passes(backbone) as passes,
             torch.inference_mode(),
             stepping(f"computing features of '{split}'") as begin_step,
         ):
             for step, batch in enumerate(loader.epoch(0, begin)):
                 begin_step(step)
                 backbone(batch.inputs.to(context.device, non_blocking=True))
-                features = torch.cat(vectors).float().cpu().numpy()  # Of each pass over a part of the batch.
-                vectors.clear()
+                # Of each pass over a part of the batch.
+                features = torch.cat([vectors for vectors, _logits in passes]).float().cpu().numpy()
+                passes.clear()
                 for vector, label, row in zip(features, batch.labels_B.tolist(), batch.rows_B.tolist(), strict=True):
                     if row < end:
                         writer.add(vector.tobytes(), label, row)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tasks.cache.loader import CacheLoader
+from tasks.cache.loader import IN_MEMORY_BYTES, CacheLoader, InMemoryLoader
 from tasks.cache.manifest import CacheManifest
 from tasks.config.recipe import Phase, lower_is_better, phases_of
 from tasks.model.device import check_compiler, make_optimizer
@@ -18,7 +18,6 @@ from tasks.train.context import TrainingContext
 from tasks.train.features import (
     StandardizedHead,
     ends_in_head,
-    feature_loader,
     feature_statistics,
     materialize_features,
     sample_images,
@@ -63,7 +62,7 @@ def prepare_phase(context: TrainingContext, phase: Phase, progress: Progress) ->
     if takes_features:
         context.features = context.features or materialize_features(context, (TRAIN, VAL))
         url, features = context.features
-        loaders = _feature_loaders(context, batch_size, url, features)
+        loaders = {split: _feature_loader(context, url, features, split, batch_size) for split in (TRAIN, VAL)}
         if train.recipe != "given":
             context.statistics = context.statistics or feature_statistics(url, features, context.device)
             model = StandardizedHead(model, *context.statistics)
@@ -159,18 +158,14 @@ def trains_on_features(context: TrainingContext) -> bool:
     return context.on_features
 
 
-def _feature_loaders(
-    context: TrainingContext, batch_size: int, url: str, features: CacheManifest
-) -> dict[str, CacheLoader]:
-    return {
-        split: feature_loader(
-            url,
-            features,
-            split,
-            batch_size,
-            seed=context.spec.train.seed if split == TRAIN else None,
-            ranks=context.ranks_of(split),
-            balanced_N=context.balanced(split),
-        )
-        for split in (TRAIN, VAL)
-    }
+def _feature_loader(
+    context: TrainingContext, url: str, features: CacheManifest, split: str, batch_size: int
+) -> CacheLoader:
+    """Return this rank's loader of the features of a split: from memory if they fit, else from the cache."""
+    fits_in_memory = features.splits[split].rows * features.row_bytes <= IN_MEMORY_BYTES
+    return (InMemoryLoader if fits_in_memory else CacheLoader)(
+        *(url, features, split, batch_size),
+        seed=context.spec.train.seed if split == TRAIN else None,
+        ranks=context.ranks_of(split),
+        balanced_N=context.balanced(split),
+    )

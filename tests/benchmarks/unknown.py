@@ -33,7 +33,7 @@ from tasks.model_package.serving import unknown_scores
 from tasks.storage import resolve_storage
 from tasks.tracking.runs import run_metrics
 from tasks.tracking.trained import download_weights
-from tasks.train.features import head_inputs
+from tasks.train.features import head_passes
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
 from tests.benchmarks.calibration import cache_of, splits_of
@@ -77,13 +77,13 @@ def outputs_of(
     """
     network = classifier._network
     missing = [file for file in files if file not in known]
-    with head_inputs(network) as vectors:
+    with head_passes(network) as passes:
         for begin in range(0, len(missing), BATCH):
             batch = missing[begin : begin + BATCH]
             images = [decode_pixels(file.read_bytes(), classifier.image_size) for file in batch]
             classifier.logits(torch.from_numpy(np.stack(images)))
-            known |= dict(zip(batch, torch.cat(vectors).cpu(), strict=True))
-            vectors.clear()
+            known |= dict(zip(batch, torch.cat([vectors for vectors, _logits in passes]).cpu(), strict=True))
+            passes.clear()
     features = torch.stack([known[file] for file in files])
     with torch.inference_mode(), torch.autocast("cpu", network.precision, enabled=network.precision is not None):
         logits = network.head.cpu()(features)
