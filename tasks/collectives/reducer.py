@@ -107,6 +107,20 @@ def gather_numbers(reducer: Reducer, own: float) -> torch.Tensor:
     return reducer.sum(numbers)
 
 
+def gather_rows(reducer: Reducer, own: torch.Tensor) -> torch.Tensor:
+    """Return the rows of all ranks, float64 (rows, ...), in the order of the ranks; a collective operation.
+
+    Args:
+        reducer: The ranks.
+        own: Rows of this rank, float64 (own rows, ...), on the CPU; each rank may have another number of them.
+    """
+    numbers = gather_numbers(reducer, len(own)).long().tolist()
+    # Each rank fills its own slice, and the sum is a gather: reducers need no other collective operation.
+    rows, begin = own.new_zeros((sum(numbers), *own.shape[1:])), sum(numbers[: reducer.rank])
+    rows[begin : begin + len(own)] = own
+    return reducer.sum(rows) if len(rows) else rows
+
+
 def wait_for_all(reducer: Reducer) -> None:
     """Wait until every rank has called this; a collective operation."""
     reducer.sum(torch.zeros(1))

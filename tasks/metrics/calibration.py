@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks.collectives.reducer import Reducer, gather_numbers
+from tasks.collectives.reducer import Reducer, gather_rows
 from tasks.model_package.description import RATES
 from tasks.model_package.serving import unknown_scores
 
@@ -171,9 +171,4 @@ class ScoreSums:
 
     def reduce(self, reducer: Reducer) -> Scores:
         """Return the scores over all ranks; a collective operation."""
-        own = torch.cat(self._parts).cpu()
-        sizes = gather_numbers(reducer, len(own)).long().tolist()
-        # Each rank fills its own slice, and the sum is a gather.
-        scores, begin = torch.zeros(sum(sizes), dtype=torch.float64), sum(sizes[: reducer.rank])
-        scores[begin : begin + len(own)] = own
-        return Scores(reducer.sum(scores).sort().values if len(scores) else scores)
+        return Scores(gather_rows(reducer, torch.cat(self._parts).cpu()).sort().values)

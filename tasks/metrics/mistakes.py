@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks.collectives.reducer import Reducer
+from tasks.collectives.reducer import Reducer, gather_rows
 from tasks.text.markup import printable
 
 NUM_MISTAKES = 24
@@ -52,16 +52,9 @@ class WorstMistakes:
 
     def reduce(self, reducer: Reducer) -> tuple[Mistake, ...]:
         """Return the worst mistakes of all ranks by descending loss, then by row; a collective operation."""
-        # Each rank fills its own slice, and the sum is a gather: reducers need no other collective operation.
-        # Row numbers are far below 2^53, which float64 represents exactly; row -1 marks an empty slot.
-        places = torch.zeros((reducer.num_ranks, NUM_MISTAKES, 6), dtype=torch.float64)
-        places[reducer.rank, :, 0] = -1.0
-        places[reducer.rank, : len(self._worst)] = self._worst
-        gathered = reducer.sum(places).view(-1, 6)
-        return tuple(
-            Mistake(int(row), int(true), int(predicted), *rest)
-            for row, true, predicted, *rest in _worst(gathered[gathered[:, 0] >= 0]).tolist()
-        )
+        # Row numbers are far below 2^53, which float64 represents exactly.
+        worst = _worst(gather_rows(reducer, self._worst)).tolist()
+        return tuple(Mistake(int(row), int(true), int(predicted), *rest) for row, true, predicted, *rest in worst)
 
 
 def _worst(mistakes: torch.Tensor) -> torch.Tensor:
