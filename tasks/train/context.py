@@ -67,21 +67,19 @@ class TrainingContext:
         """Return the virtual ranks of a split; those of `train` decide the result, others need no virtual ranks."""
         return self.ranks if split == TRAIN else VirtualRanks.of(self.reducer.rank, self.reducer.num_ranks)
 
-    def _labels(self, split: str) -> np.ndarray:  # int64 (N,)
-        return read_labels(self.spec.cache.url, self.manifest, split)
+    @cached_property
+    def _labels(self) -> dict[str, np.ndarray]:  # int64 (N,)
+        return {split: read_labels(self.spec.cache.url, self.manifest, split) for split in SPLITS}
 
     @cached_property
     def counts(self) -> dict[str, np.ndarray]:  # int64 (K,)
         """Images of each class by split."""
-        return {split: np.bincount(self._labels(split), minlength=len(self.manifest.classes)) for split in SPLITS}
-
-    @cached_property
-    def _balanced(self) -> np.ndarray | None:  # int64 (N,)
-        return self._labels(TRAIN) if self.spec.train.sampling == "balanced" else None
+        num_classes = len(self.manifest.classes)
+        return {split: np.bincount(labels_N, minlength=num_classes) for split, labels_N in self._labels.items()}
 
     def balanced(self, split: str) -> np.ndarray | None:  # int64 (N,)
         """Return the labels for `CacheLoader` where the classes of the split are equally often in an epoch."""
-        return self._balanced if split == TRAIN else None
+        return self._labels[split] if split == TRAIN and self.spec.train.sampling == "balanced" else None
 
     def images(self, split: str, batch_size: int) -> CacheLoader:
         """Return this rank's loader of the images of a split; `train` is shuffled."""

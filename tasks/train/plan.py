@@ -8,9 +8,8 @@ import time
 from itertools import islice
 
 import torch
-from pydantic import TypeAdapter
 
-from tasks.collectives.reducer import broadcast_value, gather_numbers
+from tasks.collectives.reducer import gather_numbers
 from tasks.config.recipe import MAX_PLANNED_EPOCHS, FineTuningPlan, Phase, phases_of
 from tasks.metrics.evaluate import logits_of
 from tasks.model.augmentation import make_augment
@@ -20,11 +19,6 @@ from tasks.refs import TRAIN, VAL
 from tasks.train.context import TrainingContext
 from tasks.train.features import BATCH
 from tasks.train.phases import unfreeze
-
-SECONDS = TypeAdapter(float)
-
-FOREVER = 1e12
-"""Seconds in place of an infinite budget, which JSON does not have."""
 
 WARM_STEPS, TIMED_STEPS = 2, 3
 """Steps before the measurement, which allocate memory, and those that are measured."""
@@ -52,12 +46,11 @@ def plan_fine_tuning(context: TrainingContext, seconds_left: float) -> FineTunin
     with working("planning the fine-tuning"):
         flip, why = _may_mirror(context)
         epoch_seconds = float(gather_numbers(context.reducer, _epoch_seconds(context, flip=flip)).max())
-        left = broadcast_value(context.reducer, SECONDS, min(seconds_left, FOREVER))
-    fitting = math.floor(left / epoch_seconds) if left > 0 else 0
-    epochs = min(MAX_PLANNED_EPOCHS, max(fitting, int(context.spec.train.recipe == "finetune")))
-    budget = "without a budget"
-    if left < FOREVER:
-        budget = f"{max(0.0, left):.0f} s of the budget (train.max_seconds) are left"
+        left = float(context.reducer.broadcast(torch.tensor([max(0.0, seconds_left)], dtype=torch.float64)))
+    fitting = min(MAX_PLANNED_EPOCHS, left / epoch_seconds)
+    epochs = max(math.floor(fitting), int(context.spec.train.recipe == "finetune"))
+    is_bounded = math.isfinite(left)
+    budget = f"{left:.0f} s of the budget (train.max_seconds) are left" if is_bounded else "without a budget"
     what = f"{epochs} epochs of all layers" if epochs else "left out"
     return FineTuningPlan(
         epochs=epochs, flip=flip, reason=f"{what}: an epoch takes {epoch_seconds:.1f} s, and {budget}; {why}"
