@@ -176,10 +176,10 @@ class Checkpoints:
         self._remove_old()
         return True
 
-    def newest(self, *, refuse: bool = True) -> tuple[str | None, str | None]:
-        """Return the name of the newest valid checkpoint and the id of its MLflow run, or None for both.
+    def newest(self, *, refuse: bool = True) -> tuple[str | None, dict[str, Any]]:
+        """Return the name and the content of the newest valid checkpoint; without one, None and an empty content.
 
-        Its content is kept in memory for the `load` that follows. Damaged checkpoints after it are renamed: their
+        The content is kept in memory for the `load` that follows. Damaged checkpoints after it are renamed: their
         numbers may be higher than those of later checkpoints, and they would be taken for the newest ones.
 
         Args:
@@ -193,7 +193,6 @@ class Checkpoints:
         for path in reversed(self._steps()):
             try:
                 content = self.load(path.name)
-                run_id = str(content["run_id"])
             except WrongInput:  # Not damaged.
                 raise
             except DAMAGE as error:
@@ -202,7 +201,7 @@ class Checkpoints:
                 continue
             self.rename_damaged()
             self._read = path.name, content
-            return path.name, run_id
+            return self._read
         if damaged:
             reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
             self.refused = WrongInput(
@@ -211,7 +210,7 @@ class Checkpoints:
             )
             if refuse:
                 raise self.refused
-        return None, None
+        return None, {}
 
     def rename_damaged(self) -> None:
         """Rename the damaged checkpoints that `newest` found, since the run resumes from another one."""
@@ -240,12 +239,6 @@ class Checkpoints:
             raise ValueError(f"the weights of its best epoch, {best}, are missing") from None
         self._best_written = best
         return content
-
-    def peek(self, name: str) -> dict[str, Any]:
-        """Return the content that `newest` has read of a checkpoint, and that `load` will return."""
-        assert self._read is not None, "newest has read it"
-        assert self._read[0] == name, "newest has read it"
-        return self._read[1]
 
     def _steps(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.pt"))

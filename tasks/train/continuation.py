@@ -37,25 +37,19 @@ def can_be_continued(spec: TrainingSpec) -> bool:
 
     Trials are no such runs: there may be hundreds of them. Neither are repetitions, which train from the start.
     """
-    continues = spec.train.schedule in {"constant", "plateau"} and _max_epochs(spec) is not None
+    continues = spec.train.schedule in {"constant", "plateau"} and _max_epochs(spec.identity) is not None
     return continues and spec.repetition is None and TRIAL_TAG not in spec.tags
 
 
-def _max_epochs(spec: TrainingSpec) -> int | None:
-    """Return `max_epochs` as in the identity of a run; None if the recipe decides."""
-    epochs: int | None = spec.identity["train"]["max_epochs"]
+def _max_epochs(identity: Mapping[str, Any]) -> int | None:
+    """Return `max_epochs` as in the identity of a run, or of the run of a checkpoint; None if the recipe decides."""
+    epochs: int | None = identity.get("train", {}).get("max_epochs")
     return epochs
 
 
 def end_checkpoints(spec: TrainingSpec) -> None:
     """Remove the checkpoints of the finished run, except for the last one if more epochs may continue it."""
     (keep_finished if can_be_continued(spec) else remove_checkpoints)(spec.storage.checkpoints / spec.key)
-
-
-def num_epochs(content: Mapping[str, Any]) -> int | None:
-    """Return `max_epochs` of the run that wrote a checkpoint."""
-    epochs: int | None = content["config"].get("train", {}).get("max_epochs")
-    return epochs
 
 
 def continues(spec: TrainingSpec, content: Mapping[str, Any]) -> bool:
@@ -65,7 +59,7 @@ def continues(spec: TrainingSpec, content: Mapping[str, Any]) -> bool:
         spec: The training run.
         content: A checkpoint of a run with the same settings and data, except for `max_epochs`.
     """
-    train, epochs = values_of(spec.train), num_epochs(content)
+    train, epochs = values_of(spec.train), _max_epochs(content["config"])
     if not can_be_continued(spec) or epochs is None or not epochs < train.max_epochs or content["phase"] != 0:
         return False
     global_batch = content["batch_size"] * spec.num_virtual_ranks * train.accumulate_steps
@@ -116,7 +110,7 @@ def check_fits(
 
 def continued_run(spec: TrainingSpec, content: Mapping[str, Any]) -> str | None:
     """Return the MLflow run of fewer epochs that a checkpoint is of, or None if it is of this training run."""
-    return str(content["run_id"]) if num_epochs(content) != _max_epochs(spec) else None
+    return str(content["run_id"]) if _max_epochs(content["config"]) != _max_epochs(spec.identity) else None
 
 
 def adopt_checkpoint(spec: TrainingSpec) -> None:
@@ -136,7 +130,7 @@ def adopt_checkpoint(spec: TrainingSpec) -> None:
             continue
         checkpoints = Checkpoints(other, 1, {})
         try:
-            name = checkpoints.newest()[0]
+            name, content = checkpoints.newest()
         except WrongInput as error:
             if other.name in spec.keys:
                 raise  # This run under its key of older releases.
@@ -144,8 +138,7 @@ def adopt_checkpoint(spec: TrainingSpec) -> None:
             continue
         if name is None:
             continue
-        content = checkpoints.load(name)
-        if num_epochs(content) == _max_epochs(spec) or continues(spec, content):
+        if _max_epochs(content["config"]) == _max_epochs(spec.identity) or continues(spec, content):
             logger.info("training continues from the checkpoint %s", other / name)
             folder.mkdir(parents=True, exist_ok=True)
             for file in files_of(name):
@@ -161,7 +154,7 @@ def _other_folders(spec: TrainingSpec) -> Iterator[Path]:
     if not can_be_continued(spec):
         return
     identity = spec.identity
-    for epochs in range((_max_epochs(spec) or 1) - 1, 0, -1):
+    for epochs in range((_max_epochs(identity) or 1) - 1, 0, -1):
         folder = root / key_of(identity | {"train": identity["train"] | {"max_epochs": epochs}})
         yield folder
         yield folder / FINISHED

@@ -66,9 +66,9 @@ def find_resume_point(spec: TrainingSpec, checkpoints: Checkpoints) -> ResumePoi
         if finished is not None:
             end_checkpoints(spec)  # The process that finished it may have been killed before.
             return ResumePoint(finished=finished)
-        name, resume = checkpoints.newest()
-        if name is not None and continued_run(spec, checkpoints.peek(name)) is not None:
-            resume = None  # The run of fewer epochs stays as it is.
+        name, content = checkpoints.newest()
+        is_own = name is not None and continued_run(spec, content) is None  # A run of fewer epochs stays as it is.
+        resume = str(content["run_id"]) if is_own else None
         if resume is None or not runs.has_run(storage, resume):
             # Killed before its first checkpoint; or the MLflow run was deleted, and training resumes in another one.
             resume = runs.find_unfinished_run(storage, key)

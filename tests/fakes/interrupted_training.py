@@ -166,7 +166,7 @@ def sigterm_interrupts() -> Iterator[None]:
 def checkpoint_position(storage: Storage, train: TrainConfig, cache: CacheRef) -> tuple[int, int, int]:
     """Return the position of the newest checkpoint: phase, epoch, images of the epoch."""
     checkpoints = Checkpoints(storage.checkpoints / run_key(train, cache, None), keep=2, config={})
-    name, _run = checkpoints.newest()
+    name, _content = checkpoints.newest()
     assert name is not None
     content = checkpoints.load(name)
     return content["phase"], content["next_epoch"], content["running"]["position"]

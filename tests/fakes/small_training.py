@@ -75,7 +75,7 @@ class Training:
     ) -> None:
         """Train to the end, with a checkpoint after every step; resume from the newest checkpoint."""
         progress = self.progress
-        name, _run = self.checkpoints.newest()
+        name, _content = self.checkpoints.newest()
         if name is not None:
             content = self.checkpoints.load(name)
             restore_progress(content, progress)
@@ -114,6 +114,12 @@ class Training:
             {name: value for name, value in asdict(metrics).items() if name not in TIMINGS}
             for metrics in self.progress.history
         ]
+
+
+def newest_run(folder: Path) -> tuple[str | None, str]:
+    """Return the name of the newest checkpoint in a folder, and its MLflow run."""
+    name, content = Checkpoints(folder, 2, CONFIG).newest()
+    return name, content["run_id"]
 
 
 def kill_at(epoch: int, step: int) -> Callable[[int, int], None]:

@@ -316,7 +316,7 @@ def test_checkpoint_of_another_run_is_rejected_with_the_differences(workspace, t
         storage.checkpoints / run_key(train, cache, None) for train, cache in ((theirs, other), (ours, workspace.cache))
     ]
     shutil.copytree(*folders)
-    _name, their_run = Checkpoints(folders[0], keep=2, config={}).newest()
+    their_run = Checkpoints(folders[0], keep=2, config={}).newest()[1]["run_id"]
     client = mlflow.MlflowClient(tracking_uri=storage.tracking)
     before = client.get_run(their_run).to_dictionary()
 

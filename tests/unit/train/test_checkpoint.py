@@ -17,12 +17,12 @@ from tasks.train import checkpoint
 from tasks.train.checkpoint import Checkpoints, restore_progress
 from tasks.train.continuation import check_fits
 from tasks.train.progress import EarlyStopping, Progress
-from tests.fakes.small_training import CONFIG, Killed, Training, assert_same, kill_at
+from tests.fakes.small_training import CONFIG, Killed, Training, assert_same, kill_at, newest_run
 
 
 def test_missing_folder_has_no_newest_checkpoint(tmp_path: Path) -> None:
     """A new training run has no checkpoint to resume from."""
-    assert Checkpoints(tmp_path / "none", 2, CONFIG).newest() == (None, None)
+    assert Checkpoints(tmp_path / "none", 2, CONFIG).newest() == (None, {})
 
 
 def test_newest_checkpoints_and_their_best_weights_are_kept(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_newest_checkpoints_and_their_best_weights_are_kept(tmp_path: Path) -> N
         f"step-00-000003-000000000021+{best}",
     ]
     assert len(names) == 3
-    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (names[-1], "run")
+    assert newest_run(tmp_path) == (names[-1], "run")
     assert Checkpoints(tmp_path, 2, CONFIG).load(names[-1])["best"] == best
 
 
@@ -52,7 +52,7 @@ def test_best_weights_are_kept_while_a_checkpoint_refers_to_them(tmp_path: Path)
     with pytest.raises(Killed):
         Training(tmp_path).run(kill_at(3, 4))
 
-    name, _run = Checkpoints(tmp_path, 2, CONFIG).newest()
+    name, _content = Checkpoints(tmp_path, 2, CONFIG).newest()
     assert name is not None
     assert Checkpoints(tmp_path, 2, CONFIG).load(name)["best_state"]
     assert not unreferenced.exists()
@@ -124,7 +124,7 @@ def test_unreadable_checkpoint_is_kept_and_the_fault_raised(tmp_path: Path, kind
 
     held.unlink()
     held.write_bytes(content)
-    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (newest.name, "run")
+    assert newest_run(tmp_path) == (newest.name, "run")
     assert not list(tmp_path.glob("*.unreadable"))
 
 
@@ -137,7 +137,7 @@ def test_damaged_checkpoint_is_renamed_once_an_older_one_is_used(
     older, newest = sorted(tmp_path.glob("step-*.pt"))
     newest.write_bytes(truncate(newest.read_bytes()))
 
-    assert Checkpoints(tmp_path, 2, CONFIG).newest() == (older.name, "run")
+    assert newest_run(tmp_path) == (older.name, "run")
     assert f"cannot resume from {newest} (" in "\n".join(caplog.messages)
     assert newest.with_suffix(".unreadable").exists()
 
@@ -196,7 +196,7 @@ def test_values_that_a_checkpoint_lacks_have_the_value_that_means_as_before(
     monkeypatch.setattr(checkpoint, "EpochMetrics", LaterMetrics)
 
     checkpoints = Checkpoints(tmp_path / "killed", 2, CONFIG)
-    name, _run = checkpoints.newest()
+    name, _content = checkpoints.newest()
     assert name is not None
     content = checkpoints.load(name)
     assert content["later"] == 7

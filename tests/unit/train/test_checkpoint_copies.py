@@ -11,7 +11,7 @@ from tasks.refs import CacheRef
 from tasks.storage import Storage
 from tasks.train.checkpoint import Checkpoints, send_newest_checkpoint, writes_checkpoints
 from tasks.train.spec import TrainingSpec
-from tests.fakes.small_training import CONFIG, Killed, Training, kill_at
+from tests.fakes.small_training import CONFIG, Killed, Training, kill_at, newest_run
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
 
 
@@ -19,7 +19,7 @@ def write_checkpoint(folder: Path, epoch: int) -> str:
     """Train into a folder until an epoch is half trained; return the name of the newest checkpoint."""
     with pytest.raises(Killed):
         Training(folder).run(kill_at(epoch, 2))
-    name, _run = Checkpoints(folder, 2, CONFIG).newest()
+    name, _content = Checkpoints(folder, 2, CONFIG).newest()
     assert name is not None
     return name
 
@@ -46,7 +46,7 @@ def test_every_host_gets_the_newest_checkpoint(tmp_path: Path, monkeypatch: pyte
 
     best = newest.partition("+")[2]
     for folder in folders:
-        assert Checkpoints(folder, 2, CONFIG).newest() == (newest, "run")
+        assert newest_run(folder) == (newest, "run")
         for name in (newest, best):
             assert (folder / name).read_bytes() == (folders[holder] / name).read_bytes()
         assert list(folder.glob("*.partial")) == []

@@ -77,7 +77,7 @@ def train(
         progress = Progress(EarlyStopping(patience=EPOCHS, min_delta=0.0, higher_is_better=False))
         buffers = VirtualBuffers(model, ranks)
         checkpoints = Checkpoints(folder, keep=1, config={})
-        name, _run = checkpoints.newest() if reducer.rank == 0 else (None, None)
+        name = checkpoints.newest()[0] if reducer.rank == 0 else None
         if name := broadcast_value(reducer, TypeAdapter(str | None), name):
             content = Checkpoints(folder, keep=1, config={}).load(name)
             restore_progress(content, progress, reducer.rank)

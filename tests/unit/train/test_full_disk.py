@@ -78,7 +78,7 @@ def save(checkpoints: Checkpoints, epoch: int) -> bool:
 def newest_epoch(folder: Path) -> int:
     """Return the epoch that another process would resume from."""
     checkpoints = Checkpoints(folder, keep=2, config={})
-    name, _run = checkpoints.newest()
+    name, _content = checkpoints.newest()
     assert name is not None
     content = checkpoints.load(name)
     epoch: int = content["next_epoch"]
