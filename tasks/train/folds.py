@@ -16,7 +16,7 @@ from tasks.cache.loader import InMemoryLoader
 from tasks.cache.manifest import CacheManifest, CacheSplit
 from tasks.cache.write import FEATURE_GROUP_BYTES, rows_in_group
 from tasks.collectives.reducer import Reducer, run_on_rank_zero
-from tasks.config.recipe import lower_is_better, monitored, phases_of
+from tasks.config.recipe import phases_of
 from tasks.metrics.evaluate import evaluate
 from tasks.model.training_network import copy_of_state
 from tasks.progress.activity import working
@@ -25,7 +25,7 @@ from tasks.train.context import TrainingContext
 from tasks.train.features import StandardizedHead, materialize_features, raised, read_features
 from tasks.train.loop import fit
 from tasks.train.phases import make_trainable, trains_on_features
-from tasks.train.progress import EarlyStopping, Progress
+from tasks.train.progress import new_progress
 
 logger = logging.getLogger("lakevision.train")
 
@@ -114,8 +114,7 @@ def _test_head(context: TrainingContext, loaders: dict[str, RowsLoader], inputs_
     if train.recipe != "given":
         deviation_F = raised(inputs_NF.std(dim=0, correction=0))
         model = StandardizedHead(head, inputs_NF.mean(dim=0).to(context.device), deviation_F.to(context.device))
-    higher = not lower_is_better(monitored(train))
-    progress = Progress(EarlyStopping(train.patience, train.min_delta, higher_is_better=higher))
+    progress = new_progress(train)
     for phase in phases_of(train):
         if phase.unfreeze_from is not None:
             break

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from tasks.config.recipe import FineTuningPlan
+from tasks.config.recipe import FineTuningPlan, lower_is_better, monitored
+from tasks.config.train import TrainConfig
 from tasks.metrics.evaluate import EpochMetrics
 from tasks.refs import RunRef
 
@@ -130,6 +131,12 @@ class Progress:
     def fine_tuning(self) -> FineTuningPlan | None:
         """The plan; None until the head is trained."""
         return FineTuningPlan.model_validate(self.plan) if self.plan else None
+
+
+def new_progress(train: TrainConfig) -> Progress:
+    """Return the progress of a training run that has not begun."""
+    higher_is_better = not lower_is_better(monitored(train))
+    return Progress(EarlyStopping(train.patience, train.min_delta, higher_is_better))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from tasks.cache.manifest import open_cache
 from tasks.collectives.reducer import Reducer, broadcast_value, run_on_rank_zero, wait_for_rank_zero
-from tasks.config.recipe import Phase, lower_is_better, monitored, phases_of
+from tasks.config.recipe import Phase, phases_of
 from tasks.config.train import AUTO_SECONDS
 from tasks.environment import given_threads, local_rank_and_size
 from tasks.errors import Diverged
@@ -28,7 +28,7 @@ from tasks.train.continuation import check_fits, continued_run, end_checkpoints,
 from tasks.train.features import StandardizedHead
 from tasks.train.loop import fit, has_epochs_left
 from tasks.train.phases import Trainable, prepare_phase, trains_on_features
-from tasks.train.progress import EarlyStopping, Progress, ReportedEpoch, ResumePoint
+from tasks.train.progress import Progress, ReportedEpoch, ResumePoint, new_progress
 from tasks.train.serving_form import evaluate_serving_form
 from tasks.train.spec import TrainingSpec
 from tasks.train.step import WeightAverage
@@ -60,13 +60,7 @@ class Training:
         self._on_epoch = on_epoch
         self.writes = writes_checkpoints(spec, reducer.rank)
         self.checkpoints = Checkpoints(self.folder, self._train.keep_checkpoints, spec.identity)
-        self.progress = Progress(
-            EarlyStopping(
-                self._train.patience,
-                self._train.min_delta,
-                higher_is_better=not lower_is_better(monitored(self._train)),
-            )
-        )
+        self.progress = new_progress(self._train)
         # Set on rank 0 while the MLflow run is open.
         self._record: Record | None = None
 
