@@ -309,11 +309,7 @@ def _load_default(name: str) -> dict[str, Any]:
             ) from None
         if not isinstance(error, OSError | RuntimeError):
             raise
-        raise WrongInput(
-            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error})",
-            setting="train.weights",
-            way_out="set train.weights to the path of a state dict, or to none with train.freeze_backbone false",
-        ) from None
+        raise _not_downloaded(name, error) from None
 
 
 def _load_timm(name: str) -> dict[str, Any]:
@@ -330,8 +326,12 @@ def _load_timm(name: str) -> dict[str, Any]:
         state: dict[str, Any] = timm.create_model(name.removeprefix(TIMM), pretrained=True).state_dict()
         return state
     except Exception as error:  # The client of the hub raises errors of several libraries.
-        raise WrongInput(
-            f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error})",
-            setting="train.weights",
-            way_out="set train.weights to the path of a state dict, or to none with train.freeze_backbone false",
-        ) from None
+        raise _not_downloaded(name, error) from None
+
+
+def _not_downloaded(name: str, error: Exception) -> WrongInput:
+    return WrongInput(
+        f"train.weights is DEFAULT and the weights of {name} could not be downloaded ({error})",
+        setting="train.weights",
+        way_out="set train.weights to the path of a state dict, or to none with train.freeze_backbone false",
+    )

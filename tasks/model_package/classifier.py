@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from .decode import decode_pixels
 from .description import (
@@ -274,8 +273,6 @@ def load_network(folder: Path) -> tuple[ImageNetwork, Description]:
     return load_weights(folder, network, build), description
 
 
-Network = TypeVar("Network", bound=nn.Module)
-
 SPARE_BYTES = 16 << 20
 """Allowance for a file of weights beyond the size of its tensors: their names, shapes and offsets."""
 
@@ -313,7 +310,7 @@ def check_weights(folder: Path, expected: Mapping[str, torch.Tensor]) -> None:
         raise InvalidPackage(f"the model's {WEIGHTS_FILE} does not match the network in its description: {WAY_OUT}")
 
 
-def load_weights(folder: Path, network: Network, build: Callable[[], Network]) -> Network:
+def load_weights(folder: Path, network: ImageNetwork, build: Callable[[], ImageNetwork]) -> ImageNetwork:
     """Return a network with the weights of a model package, which `check_weights` has checked.
 
     Args:

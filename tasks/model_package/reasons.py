@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from PIL import Image, TiffImagePlugin
 
-from .structure import FORMATS, JP2, SCAN, format_of, is_cut, jpeg_segments
+from .structure import FORMATS, JP2, JPEG, PNG, SCAN, format_of, is_cut, jpeg_segments
 
 
 class Reason(StrEnum):
@@ -45,16 +45,7 @@ class BadImage(Exception):
         self.detail = detail
 
 
-_BEGINNINGS = (
-    b"\xff\xd8\xff",
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF87a",
-    b"GIF89a",
-    b"RIFF",
-    b"II*\0",
-    b"MM\0*",
-    JP2,
-)
+_BEGINNINGS = (JPEG, PNG, b"GIF87a", b"GIF89a", b"RIFF", b"II*\0", b"MM\0*", JP2)
 """Signatures of which a file that was cut within them has a part."""
 
 _UNSUPPORTED_FRAMES = dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical JPEG") | {

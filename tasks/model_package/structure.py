@@ -90,7 +90,7 @@ FEW_PRECINCTS = 256
 MAX_DEPTH = 8
 """Maximum bits of a sample of a JPEG 2000 file: PIL scales others by the stated range, which may be another one."""
 
-JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
 CODESTREAM, JP2, _END_OF_CODESTREAM = b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ", b"\xff\xd9"
 _SIZE, _CODING, _CODING_OF_COMPONENT, _START_OF_TILE, _START_OF_DATA = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93
@@ -168,7 +168,7 @@ def jpeg_segments(content: bytes) -> Iterator[tuple[int, int, int]]:
 
 def png_chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield the chunks of a PNG: type, and the offsets of its first byte and after its last."""
-    place = len(_PNG)
+    place = len(PNG)
     while place + 8 <= len(content):
         length, kind = struct.unpack_from(">I4s", content, place)
         yield kind, place, place + length + 12
@@ -263,7 +263,7 @@ def header_problem(content: bytes) -> str | None:
                 break
             if number >= MAX_SEGMENTS:
                 return f"a JPEG with more than {MAX_SEGMENTS} segments before its first scan"
-    elif content.startswith(_PNG):
+    elif content.startswith(PNG):
         compressed = 0
         for number, (kind, _start, _end) in enumerate(png_chunks(content)):
             if number >= MAX_CHUNKS:
@@ -333,8 +333,8 @@ def without_metadata(content: bytes) -> bytes:
                 or (marker == _EXIF and content.startswith(b"Exif\0", start + 4))
             ):
                 kept.append(content[start:end])
-    elif content.startswith(_PNG):
-        kept = [_PNG]
+    elif content.startswith(PNG):
+        kept = [PNG]
         for kind, start, end in png_chunks(content):
             checksum = zlib.crc32(content[start + 4 : end - 4]) if kind in {b"eXIf", b"sBIT"} else -1
             if kind[:1].isupper() or kind == b"tRNS" or checksum == int.from_bytes(content[end - 4 : end], "big"):
