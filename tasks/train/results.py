@@ -294,11 +294,7 @@ def log_results(run: TrackedRun, context: TrainingContext, progress: Progress, s
     run.log_metrics(
         {
             "best_epoch": best.epoch,
-            "best_val_accuracy": best.val_accuracy,
-            "best_val_loss": best.val_loss,
-            "best_val_top5_accuracy": best.val_top5_accuracy,
-            "best_val_macro_f1": best.val_macro_f1,
-            "best_val_calibrated_loss": best.val_calibrated_loss,
+            **{f"best_{name}": value for name, value in vars(best).items() if name.startswith("val_")},
             "test_accuracy": test.accuracy,
             "test_loss": test.loss,
             "test_top5_accuracy": test.top5_accuracy,

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import filelock
 from pydantic import TypeAdapter
@@ -98,12 +98,10 @@ def lock_training(spec: TrainingSpec) -> filelock.BaseFileLock:
     """
     path = training_lock(spec.storage.checkpoints / spec.key)
     lock = filelock.FileLock(path)
-    try:
+    with suppress(filelock.Timeout):
         lock.acquire(timeout=0)
-    except filelock.Timeout:
-        logger.info("another process has this training run ('%s' is locked): waiting until it ends", path)
-    else:
         return lock
+    logger.info("another process has this training run ('%s' is locked): waiting until it ends", path)
     # After a loss, a lost rank has it, and not a process that trains.
     seconds = LOST_RANK_SECONDS if spec.restart else -1.0
     try:

@@ -84,8 +84,6 @@ def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig
     folder = studies_folder(storage)
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # The search logs results itself.
     found = _open_storage(folder, name, create=create)
-    if found is None:
-        raise _missing(name, folder)
     pruner = HyperbandPruner(tune.min_epochs, tune.trial_epochs(train), tune.reduction_factor)
     if create:
         direction = "minimize" if lower_is_better(monitored(train)) else "maximize"
@@ -115,10 +113,13 @@ class JournalLock(JournalFileOpenLock):
         return acquired
 
 
-def _open_storage(folder: Path, name: str, *, create: bool) -> BaseStorage | None:
+def _open_storage(folder: Path, name: str, *, create: bool) -> BaseStorage:
     """Return the storage of a study: the database of older releases if it is there, else a journal of its own.
 
-    SQLite's locks do not hold on every network file system. With `create` false, None if the study is missing.
+    SQLite's locks do not hold on every network file system.
+
+    Raises:
+        WrongInput: As `open_study`.
     """
     if (folder / "studies.db").exists():
         # Two processes that upgrade the tables of one database at once both fail.
@@ -130,7 +131,7 @@ def _open_storage(folder: Path, name: str, *, create: bool) -> BaseStorage | Non
             return database
     journal = folder / f"{name}.journal"
     if not create and not journal.exists():
-        return None
+        raise _missing(name, folder)
     folder.mkdir(parents=True, exist_ok=True)
     make_private_file(journal)
     return JournalStorage(JournalFileBackend(str(journal), JournalLock(journal)))

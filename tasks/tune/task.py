@@ -64,14 +64,12 @@ def _submit_trial(start: TrialStart) -> SubmittedRun:
     return submit(start.tune, "tune", "trial", parameters, name=f"trial-{start.number}-{start.study}")
 
 
-def _starter(tune: TuneConfig) -> Callable[[TrialStart], RunningTrial]:
-    return _submit_trial if where_to_run(tune) == "work_pool" else partial(TrialThread, num_slots=tune.parallel)
-
-
 @stage("search", timeout_seconds=None)
 def search_best(train: TrainConfig, tune: TuneConfig, cache: CacheRef, storage: Storage) -> TrainConfig:
     """Run the trials of the search, publish all of them, and return the best settings."""
-    result = search_parameters(train, tune, cache, storage, _starter(tune), flow_run_tags())
+    in_thread = partial(TrialThread, num_slots=tune.parallel)
+    start: Callable[[TrialStart], RunningTrial] = _submit_trial if where_to_run(tune) == "work_pool" else in_thread
+    result = search_parameters(train, tune, cache, storage, start, flow_run_tags())
     publish_search(result, sorted(tune.space), storage)
     return result.best
 
