@@ -67,37 +67,21 @@ class Prediction:
 class ImageClassifier:
     """A trained classifier of encoded images."""
 
-    def __init__(
-        self,
-        network: ImageNetwork,
-        classes: Sequence[str],
-        image_size: int,
-        device: torch.device,
-        *,
-        precision: Precision = "float32",
-        temperature: float = 1.0,
-        decoding: Decoding = NEWEST,
-        unknown_thresholds: Sequence[float] | None = None,
-    ) -> None:
+    def __init__(self, network: ImageNetwork, description: Description, device: torch.device) -> None:
         """Prepare a network for inference.
 
         Args:
             network: The trained network.
-            classes: Names of its K classes.
-            image_size: Side of the square into which images are scaled, in pixels.
+            description: Its description; the precision is another one where the device does not compute in it.
             device: Device of the computations.
-            precision: Precision in which the network was tested; another one where the device does not compute in it.
-            temperature: Divisor of the logits.
-            decoding: Decoding of the images that the network was trained on.
-            unknown_thresholds: Thresholds of RATES; None for a model without them.
         """
-        self.classes = tuple(classes)
-        self.image_size = image_size
-        self.decoding = decoding
-        self.temperature = temperature
-        self.unknown_thresholds = unknown_thresholds
-        self.precision = available_precision(precision, device)
-        self._network = serving_network(network.to(device), self.precision, temperature)
+        self.classes = description.classes
+        self.image_size = description.image_size
+        self.decoding = description.decoding
+        self.temperature = description.temperature
+        self.unknown_thresholds = description.unknown_thresholds
+        self.precision = available_precision(description.precision, device)
+        self._network = serving_network(network.to(device), self.precision, self.temperature)
         self._device = device
 
     def predict(
@@ -184,16 +168,7 @@ class ImageClassifier:
             InvalidPackage: The files are not a valid model package, or the weights are not the described ones.
         """
         network, description = load_network(folder)
-        return cls(
-            network,
-            description.classes,
-            description.image_size,
-            device or torch.device("cuda" if torch.cuda.is_available() else "cpu"),
-            precision=description.precision,
-            temperature=description.temperature,
-            decoding=description.decoding,
-            unknown_thresholds=description.unknown_thresholds,
-        )
+        return cls(network, description, device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def save_classifier(

@@ -32,6 +32,7 @@ from tasks.storage import resolve_storage
 from tasks.tracking.server import client_of
 from tasks.tracking.tracked_run import tracked_run
 from tasks.train.features import ends_in_head, sample_images
+from tests.builders.image_classifier import image_classifier
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -114,7 +115,7 @@ def test_model_package_gives_the_same_answers(name: str, side: int, tmp_path: Pa
     """Labels and probabilities are those of the trained network, from the package and through MLflow's flavor."""
     classifier = trained(name, side)
     classifier.mean, classifier.std = (0.5, 0.4, 0.3), (0.3, 0.2, 0.1)
-    expected = ImageClassifier(classifier, CLASSES, side, torch.device("cpu")).predict(images())
+    expected = image_classifier(classifier, CLASSES, side).predict(images())
     state = classifier.state_dict()
     save_classifier(tmp_path, name, state, CLASSES, side, mean=classifier.mean, std=classifier.std)
     loaded = ImageClassifier.load(tmp_path, torch.device("cpu")).predict(images())

@@ -19,6 +19,7 @@ from tasks.model_package.classifier import ImageClassifier, Prediction, save_cla
 from tasks.model_package.decode import decode_pixels
 from tasks.model_package.description import AS_BEFORE, DESCRIPTION_FILE, RATES, WEIGHTS_FILE, InvalidPackage
 from tasks.model_package.serving import PIXELS_PER_PASS, computes_bf16, serving_network
+from tests.builders.image_classifier import image_classifier
 
 CPU = torch.device("cpu")
 MODEL = "shufflenet_v2_x0_5"
@@ -51,7 +52,7 @@ def model() -> ImageClassifier:
     classifier = new_classifier().train()
     with torch.no_grad():
         classifier(torch.from_numpy(np.stack([decode_pixels(image(number), SIDE) for number in range(8)])))
-    return ImageClassifier(classifier, CLASSES, SIDE, CPU)
+    return image_classifier(classifier, CLASSES, SIDE)
 
 
 def alike(first: Prediction, second: Prediction) -> bool:
@@ -127,7 +128,7 @@ def test_settings_out_of_range_are_refused(model: ImageClassifier, settings: dic
 
 def test_class_named_unsure_allows_no_minimum() -> None:
     """A class with the name of the label `unsure` would make the two indistinguishable."""
-    model = ImageClassifier(new_classifier(), ("ant", "bee", "unsure"), SIDE, CPU)
+    model = image_classifier(new_classifier(), ("ant", "bee", "unsure"), SIDE)
 
     assert model.predict([image(1)])[0].label in model.classes
     with pytest.raises(ValueError, match="but 'unsure' is a class of the model"):
@@ -137,7 +138,7 @@ def test_class_named_unsure_allows_no_minimum() -> None:
 def with_thresholds(threshold: float, classes: tuple[str, ...] = CLASSES, temperature: float = 1.0) -> ImageClassifier:
     """Return a classifier with 1 as the threshold of the first rate, and this one as that of the others."""
     thresholds = (1.0, *(len(RATES) - 1) * [threshold])
-    return ImageClassifier(new_classifier(), classes, SIDE, CPU, temperature=temperature, unknown_thresholds=thresholds)
+    return image_classifier(new_classifier(), classes, SIDE, temperature=temperature, unknown_thresholds=thresholds)
 
 
 def test_image_above_the_threshold_is_unknown() -> None:
@@ -184,7 +185,7 @@ def test_rate_that_the_model_cannot_use_is_refused(model: ImageClassifier) -> No
 
 def test_temperature_changes_probabilities_but_not_labels() -> None:
     """The logits are divided by the temperature: 2 flattens the probabilities, the order stays."""
-    plain, flat = (ImageClassifier(new_classifier(), CLASSES, SIDE, CPU, temperature=value) for value in (1.0, 2.0))
+    plain, flat = (image_classifier(new_classifier(), CLASSES, SIDE, temperature=value) for value in (1.0, 2.0))
 
     for one, other in zip(plain.predict([image(1), image(2)]), flat.predict([image(1), image(2)]), strict=True):
         assert one.top_labels == other.top_labels
@@ -195,8 +196,8 @@ def test_temperature_changes_probabilities_but_not_labels() -> None:
 @pytest.mark.skipif(not computes_bf16(CPU), reason="this CPU has no instructions for bfloat16")
 def test_bfloat16_gives_the_same_answer_in_any_batch() -> None:
     """In bfloat16 a prediction does not depend on the other images of its batch, and is close to that in float32."""
-    model = ImageClassifier(new_classifier(), CLASSES, 128, CPU, precision="bfloat16")
-    exact = ImageClassifier(new_classifier(), CLASSES, 128, CPU)
+    model = image_classifier(new_classifier(), CLASSES, 128, precision="bfloat16")
+    exact = image_classifier(new_classifier(), CLASSES, 128)
     contents = [image(number) for number in range(20)]
 
     assert (model.precision, exact.precision) == ("bfloat16", "float32")
@@ -211,10 +212,10 @@ def test_device_without_bfloat16_serves_in_float32(monkeypatch: pytest.MonkeyPat
     """A model that was tested in bfloat16 is served in float32 where torch would emulate bfloat16."""
     monkeypatch.setattr("tasks.model_package.serving.computes_bf16", lambda device: False)
 
-    model = ImageClassifier(new_classifier(), CLASSES, SIDE, CPU, precision="bfloat16")
+    model = image_classifier(new_classifier(), CLASSES, SIDE, precision="bfloat16")
 
     assert model.precision == "float32"
-    assert model.predict([image(1)]) == ImageClassifier(new_classifier(), CLASSES, SIDE, CPU).predict([image(1)])
+    assert model.predict([image(1)]) == image_classifier(new_classifier(), CLASSES, SIDE).predict([image(1)])
 
 
 def test_batch_that_does_not_fit_into_memory_is_halved(model: ImageClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +285,7 @@ def test_saved_and_loaded_model_predicts_the_same(tmp_path: Path, name: str) -> 
     contents = [image(number) for number in range(3)] + [b"bad"]
     thresholds = tuple(1 - rate for rate in RATES)
     given: dict[str, Any] = {"temperature": 2.0, "unknown_thresholds": thresholds}
-    expected = ImageClassifier(classifier, CLASSES, 64, CPU, **given).predict(contents, unknown_rate=0.5)
+    expected = image_classifier(classifier, CLASSES, 64, **given).predict(contents, unknown_rate=0.5)
 
     save_classifier(tmp_path / "model", name, classifier.state_dict(), CLASSES, 64, **given)
     loaded = ImageClassifier.load(tmp_path / "model", CPU)
@@ -342,7 +343,7 @@ def test_model_with_frozen_backbone_is_loaded(tmp_path: Path) -> None:
     """A model package does not depend on whether the backbone was frozen in training."""
     torch.manual_seed(4)
     frozen = build_classifier(MODEL, "none", len(CLASSES), freeze_backbone=True)
-    expected = ImageClassifier(frozen, CLASSES, SIDE, CPU).predict([image(1)])
+    expected = image_classifier(frozen, CLASSES, SIDE).predict([image(1)])
 
     save_classifier(tmp_path, MODEL, frozen.state_dict(), CLASSES, SIDE)
 
