@@ -69,15 +69,15 @@ def average_buffers(model: nn.Module, reducer: Reducer, buffers: VirtualBuffers 
     Statistics that are equal on all of them, such as those of frozen layers, stay the same in every bit.
     """
     buffers = buffers or VirtualBuffers(model, VirtualRanks.of(reducer.rank, reducer.num_ranks))
-    names = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-    if buffers.ranks.num_virtual == 1 or not names:
+    averaged = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    if buffers.ranks.num_virtual == 1 or not averaged:
         return
-    own = [torch.cat([each[name].flatten().cpu() for name in names]) for each in buffers.all()]
+    own = [torch.cat([each[name].flatten().cpu() for name in averaged]) for each in buffers.all()]
     first = reducer.broadcast(own[0])
     # The mean of the differences from the first, since a sum of n equal values divided by n may be rounded.
     difference = torch.stack([each - first for each in own]).sum(dim=0)
     mean = first + reducer.sum(difference).div_(buffers.ranks.num_virtual)
-    averaged = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    for buffer, values in zip(averaged, torch.split(mean, [buffer.numel() for buffer in averaged]), strict=True):
+    values_of = torch.split(mean, [buffer.numel() for buffer in averaged.values()])
+    for buffer, values in zip(averaged.values(), values_of, strict=True):
         buffer.copy_(values.view_as(buffer))
     buffers.reset()

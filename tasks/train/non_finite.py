@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,19 +124,16 @@ def first_non_finite_layer(model: nn.Module, inputs: torch.Tensor) -> str:
     """Describe the first layer with a non-finite output, and whether its inputs and weights are finite."""
     found: list[str] = []
 
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def check(module: nn.Module, layer_inputs: Any, output: Any) -> None:
-            if found or not isinstance(output, torch.Tensor) or bool(output.isfinite().all()):
-                return
-            weights = [key for key, value in module.named_parameters() if not bool(value.isfinite().all())]
-            state = f"non-finite {' and '.join(weights)}" if weights else "finite weights"
-            bad = any(isinstance(value, torch.Tensor) and not bool(value.isfinite().all()) for value in layer_inputs)
-            found.append(f"the layer '{name or type(model).__name__}' ({'non-finite inputs' if bad else state})")
-
-        return check
+    def check(name: str, module: nn.Module, layer_inputs: Any, output: Any) -> None:
+        if found or not isinstance(output, torch.Tensor) or bool(output.isfinite().all()):
+            return
+        weights = [key for key, value in module.named_parameters() if not bool(value.isfinite().all())]
+        state = f"non-finite {' and '.join(weights)}" if weights else "finite weights"
+        bad = any(isinstance(value, torch.Tensor) and not bool(value.isfinite().all()) for value in layer_inputs)
+        found.append(f"the layer '{name or type(model).__name__}' ({'non-finite inputs' if bad else state})")
 
     leaves = [(name, module) for name, module in model.named_modules() if next(module.children(), None) is None]
-    handles = [module.register_forward_hook(watch(name)) for name, module in leaves]
+    handles = [module.register_forward_hook(partial(check, name)) for name, module in leaves]
     try:
         with torch.no_grad():
             model(inputs)
