@@ -28,20 +28,12 @@ from tasks.train.spec import TrainingSpec
 
 logger = logging.getLogger("lakevision.train")
 
-PLAIN = (
-    "phase",
-    "first_epoch",
-    "next_epoch",
-    "batch_size",
-    "average",
-    "seconds",
-    "provenance",
-    "tags",
-    "plan",
-    "phases",
-    "folds",
+PLAIN = tuple(
+    field.name
+    for field in fields(Progress)
+    if field.name not in {"stopping", "running", "history", "best_state", "scaler", "classes"}
 )
-"""Values of `Progress` that a checkpoint has as they are."""
+"""Values of `Progress` that a checkpoint has as they are; it has the others in a form of its own."""
 
 CONTENT = (
     *PLAIN,
