@@ -162,8 +162,9 @@ def build_classifier(
     if dropout is not None:
         _drop_inputs(network, head, dropout)
     if package is not None and state is not None and classes:
-        rows = {part: state.get(f"network.{layer}.{part}") for part, _value in head.named_parameters()}
-        _keep_rows(head, rows, package.classes, classes)
+        prefix = f"network.{layer}."
+        old_head = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        _keep_rows(head, old_head, package.classes, classes)
     speed_up_depthwise(network)
     return Classifier(network, head, freeze_backbone, made_for)
 
@@ -192,7 +193,7 @@ def _side_of(state: Mapping[str, torch.Tensor], name: str) -> int | None:
 
 
 def _keep_rows(
-    head: nn.Module, rows: Mapping[str, torch.Tensor | None], before: Sequence[str], classes: Sequence[str]
+    head: nn.Module, rows: Mapping[str, torch.Tensor], before: Sequence[str], classes: Sequence[str]
 ) -> None:
     """Give a new head the rows of the classes that the head of a model package has as well, by their names.
 
@@ -203,7 +204,7 @@ def _keep_rows(
         classes: Those of the new head.
     """
     for part, values in head.named_parameters():
-        old = rows[part]
+        old = rows.get(part)
         if old is None or old.shape != (len(before), *values.shape[1:]) or not _is_valid(part, old):
             logger.warning("the head of the initial model does not fit, and a new one is trained")
             return
@@ -214,9 +215,7 @@ def _keep_rows(
     kept = {number: numbers[known(label)] for number, label in enumerate(classes) if known(label) in numbers}
     with torch.no_grad():
         for part, values in head.named_parameters():
-            old = rows[part]
-            assert old is not None, "it was checked"
-            values[list(kept)] = old[list(kept.values())]
+            values[list(kept)] = rows[part][list(kept.values())]
     added = [label for number, label in enumerate(classes) if number not in kept]
     if not kept:
         logger.info("the head of the initial model has none of the classes, and a new one is trained")
@@ -232,7 +231,7 @@ def _load_state(
 ) -> None:
     """Load all weights that stay: the head of the file, which may be any or none, is replaced afterwards.
 
-    With `has_classes`, rows of it may be kept.
+    With `has_classes`, rows of it may be kept; the file is a model package, about which nothing is logged.
     """
     current = network.state_dict()
     head = last_layer(network)
@@ -270,18 +269,16 @@ def _load_state(
     fitting = [key for key in inside if key in current and inside[key].shape == current[key].shape]
     current.update({key: inside[key] for key in fitting})  # It keeps the versions that MNASNet needs.
     network.load_state_dict(current)
+    if has_classes:
+        return
     stripped = [text for text in (COMPILED, prefix) if text and any(text in key for key in state)]
     others = [key for key in found if not key.startswith(prefix)]
     has_usual_head = of_head == {key for key in fitting if key.startswith(f"{head}.")}
     for is_so, note in (
-        ()
-        if has_classes
-        else (
-            (stripped, f"the names of its tensors are read without {' and '.join(stripped)}"),
-            (not of_head, "it has no head, and a new one is trained"),
-            (of_head and not has_usual_head, "its head is of another shape, and a new one is trained"),
-            (others, f"tensors that are not of {name} are left out (first: {''.join(others[:1])})"),
-        )
+        (stripped, f"the names of its tensors are read without {' and '.join(stripped)}"),
+        (not of_head, "it has no head, and a new one is trained"),
+        (of_head and not has_usual_head, "its head is of another shape, and a new one is trained"),
+        (others, f"tensors that are not of {name} are left out (first: {''.join(others[:1])})"),
     ):
         if is_so:
             logger.info("train.weights '%s': %s", weights, note)

@@ -5,8 +5,9 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,10 @@ def studies_folder(storage: Storage) -> Path:
     return Path(storage.home) / "studies"
 
 
-@contextmanager
-def lock_study(storage: Storage, name: str) -> Iterator[None]:
+def lock_study(storage: Storage, name: str) -> AbstractContextManager[None]:
     """Hold the exclusive lock of a study within the block, after waiting for it; it is released with its process."""
     waits = "another run has the exclusive lock of this search: waiting until it ends"
-    with lock_once_free(studies_folder(storage) / f"{name}.lock", lambda: logger.info(waits)):
-        yield
+    return lock_once_free(studies_folder(storage) / f"{name}.lock", partial(logger.info, waits))
 
 
 def open_study(storage: Storage, name: str, train: TrainConfig, tune: TuneConfig, *, create: bool) -> optuna.Study:
