@@ -107,7 +107,7 @@ def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 def _bucket(number: int, parameters: list[nn.Parameter]) -> Bucket:
     memory = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters)).detach()
-    parts = memory.split([parameter.numel() for parameter in parameters])
+    parts = torch.split(memory, [parameter.numel() for parameter in parameters])
     # Parameters have no gaps between their elements, whichever memory format they are in.
     gradients = {own: part.as_strided(own.shape, own.stride()) for own, part in zip(parameters, parts, strict=True)}
     return Bucket(number, parameters, memory, gradients, set(parameters))

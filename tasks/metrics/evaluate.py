@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -39,8 +39,7 @@ class EpochMetrics:
 
     def values(self) -> dict[str, float]:
         """Return the metrics by name, without the number of the epoch and values that are NaN."""
-        values = {name: float(value) for name, value in asdict(self).items() if name != "epoch"}
-        return {name: value for name, value in values.items() if not math.isnan(value)}
+        return {name: float(own) for name, own in vars(self).items() if name != "epoch" and not math.isnan(own)}
 
 
 @dataclass(frozen=True)

@@ -80,16 +80,19 @@ class Training:
             restore_progress(checkpoint, self.progress, self._reducer.rank)
             logger.info("resuming at epoch %d, image %d", self.progress.next_epoch, self.progress.running.position)
         self.progress.classes = context.manifest.classes
+        before = self.progress.provenance
+        if self.writes:
+            # Here: it asks MLflow's package for the code, and other ranks write no provenance.
+            from tasks.train.provenance import current_provenance
+
+            self.progress.provenance = current_provenance(context.device, context.precision)
         if self._reducer.rank != 0:
-            if self.writes:
-                self.progress.provenance = _provenance(context)
             self._run_phases(context, checkpoint)
             evaluate_serving_form(context)
             return wait_for_rank_zero(self._reducer, RUN)
         # Here: only rank 0 loads MLflow, tables and figures.
         from tasks.train.results import open_record
 
-        before, self.progress.provenance = self.progress.provenance, _provenance(context)
         with open_record(context, self.progress, resume_point.resume) as record:
             self._record = record
             if checkpoint is not None:
@@ -271,10 +274,3 @@ class Training:
         finally:
             torch.set_num_threads(num_threads)
             reducer.release_model()
-
-
-def _provenance(context: TrainingContext) -> dict[str, str]:
-    # Here: it asks MLflow's package for the code, and other ranks write no provenance.
-    from tasks.train.provenance import current_provenance
-
-    return current_provenance(context.device, context.precision)

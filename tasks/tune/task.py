@@ -26,7 +26,7 @@ from tasks.tracking.searches import trial_tags
 from tasks.tracking.server import check_tracking
 from tasks.train.spec import TrainingSpec, run_keys
 from tasks.tune.search import RunningTrial, SearchResult, TrialStart, TrialThread, search_parameters
-from tasks.tune.space import check_search_sizes
+from tasks.tune.space import check_search, check_search_sizes
 from tasks.tune.trial import run_trial
 
 logger = logging.getLogger("lakevision.tune")
@@ -35,8 +35,6 @@ logger = logging.getLogger("lakevision.tune")
 @stage("check-search", timeout_seconds=1800)
 def check_searchable(config: TuneRun, storage: Storage) -> None:
     """Check tracking server, models, weights and work pool, before a cache is built."""
-    from tasks.tune.space import check_search
-
     check_tracking(storage)
     on_pool = where_to_run(config.tune) == "work_pool"
     check_search(config, here=not on_pool)
