@@ -73,7 +73,7 @@ class LoopSettings:
     """Number of the phase's first epoch, counted over all phases."""
     step: StepSettings = field(default_factory=StepSettings)
     step_callback: NullStepCallback = field(default_factory=NullStepCallback)
-    """Decides after each step whether to go on."""
+    """Decides after each step whether training continues."""
     watchers: Sequence[Callable[[], None]] = ()
     """Called after each step, before the callback."""
     buffers: VirtualBuffers | None = None

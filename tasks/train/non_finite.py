@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ PROBLEM = TypeAdapter(tuple[str, list[int]])
 WAY_OUT = "lower train.learning_rate, clip the gradients (train.max_gradient_norm), or set train.precision to fp32"
 
 
+@dataclass
 class NonFiniteGuard:
     """Guard that checks the losses and gradients of an epoch, and names step, layer and images of the first bad one.
 
@@ -32,33 +34,25 @@ class NonFiniteGuard:
     keeps the number of the first step with non-finite gradients.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        reducer: Reducer,
-        device: torch.device,
-        epoch: int,
-        num_steps: int,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        """Start an epoch.
+    model: nn.Module
+    """The trained model."""
+    reducer: Reducer
+    """The other ranks."""
+    device: torch.device
+    """Device of the model."""
+    epoch: int
+    """Number of the epoch, from 0."""
+    num_steps: int
+    """Steps of the epoch."""
+    scaler: torch.amp.GradScaler | None = None
+    """Scaler of the loss. It leaves steps with non-finite gradients out and lowers the scale.
 
-        Args:
-            model: The trained model.
-            reducer: The other ranks.
-            device: Device of the model.
-            epoch: Number of the epoch, from 0.
-            num_steps: Steps of the epoch.
-            scaler: Scaler of the loss. It leaves steps with non-finite gradients out and lowers the scale; only those
-                below MIN_SCALE are an error.
-        """
-        self._model = model
-        self._reducer = reducer
-        self._device = device
-        self._epoch = epoch
-        self._num_steps = num_steps
-        self._scaler = scaler
-        self._first = torch.full((), -1, dtype=torch.int64, device=device)
+    Only those below MIN_SCALE are an error.
+    """
+
+    def __post_init__(self) -> None:
+        """Start the epoch."""
+        self._first = torch.full((), -1, dtype=torch.int64, device=self.device)
         self._rows: deque[tuple[int, list[int]]] = deque(maxlen=CHECK_EVERY_STEPS)
         self._step = 0
         self._is_checked = False
@@ -71,7 +65,7 @@ class NonFiniteGuard:
             return
         self._step, self._problem = step, ""
         self._rows.append((step, rows))
-        self._is_checked = should_check_finite(step, self._num_steps, self._device)
+        self._is_checked = should_check_finite(step, self.num_steps, self.device)
 
     def check_loss(self, total: torch.Tensor, replay: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the summed loss of the step, (), replaced by NaN if it is non-finite.
@@ -84,8 +78,8 @@ class NonFiniteGuard:
         """
         if not self._is_checked or bool(total.isfinite()):
             return total
-        source = first_non_finite_layer(self._model, replay())
-        where = f"epoch {self._epoch}, step {self._step}"
+        source = first_non_finite_layer(self.model, replay())
+        where = f"epoch {self.epoch}, step {self._step}"
         self._problem = f"the training loss of {where} is {float(total.detach())}, which comes from {source}"
         # An infinite loss may have finite gradients; NaN makes the averaged gradients non-finite on every rank.
         return total * math.nan
@@ -99,20 +93,20 @@ class NonFiniteGuard:
         Raises:
             Diverged: The gradients were non-finite in this step, or in one since the last check.
         """
-        if self._scaler is None:
+        if self.scaler is None:
             self._first.masked_fill_((self._first < 0) & ~norm.isfinite(), self._step)
-        elif self._is_checked and not bool(norm.isfinite()) and self._scaler.get_scale() < MIN_SCALE:
+        elif self._is_checked and not bool(norm.isfinite()) and self.scaler.get_scale() < MIN_SCALE:
             self._first.fill_(self._step)
         if not self._is_checked or (first := int(self._first)) < 0:
             return
         rows = next((rows for number, rows in self._rows if number == first), [])
         if first == self._step:
-            problem = describe_gradients(self._model, self._epoch, first)
-            raise agree_on_error(self._reducer, self._problem, problem, rows)
+            problem = describe_gradients(self.model, self.epoch, first)
+            raise agree_on_error(self.reducer, self._problem, problem, rows)
         # Without a layer: by now all weights are NaN.
-        where = f"epoch {self._epoch}, step {first}"
+        where = f"epoch {self.epoch}, step {first}"
         problem = f"the gradients of {where} were non-finite, as detected after step {self._step}"
-        raise agree_on_error(self._reducer, "", problem, rows)
+        raise agree_on_error(self.reducer, "", problem, rows)
 
 
 def should_check_finite(step: int, num_steps: int, device: torch.device) -> bool:

@@ -11,7 +11,7 @@ from tasks.model_package.network import ImageNetwork
 
 
 def image_classifier(network: ImageNetwork, classes: Sequence[str], image_size: int, **given: Any) -> ImageClassifier:
-    """Return a classifier on the CPU; what is not given of its description is as `save_classifier` writes it."""
+    """Return a classifier on the CPU; the rest of its description is as `save_classifier` writes it."""
     description = {
         "format": FORMAT,
         "model": "resnet18",
