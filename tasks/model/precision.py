@@ -60,19 +60,14 @@ def choose_precision(wanted: str, device: torch.device, image_size: int = MIN_BF
         WrongInput: bf16 or tf32 is requested, and the device has no instructions for it.
     """
     has_bf16 = computes_bf16(device)
+    lacks = ""
     if wanted == "tf32" and not (has_bf16 and device.type == "cuda"):
-        raise WrongInput(
-            f"train.precision is 'tf32', which needs a GPU of compute capability 8.0 or later, and the device is "
-            f"{device}",
-            setting="train.precision",
-            way_out="set it to auto or fp32",
-        )
-    if wanted == "bf16" and not has_bf16:
-        raise WrongInput(
-            f"train.precision is 'bf16' and {device} has no instructions for it",
-            setting="train.precision",
-            way_out="set it to auto or fp32",
-        )
+        lacks = f", which needs a GPU of compute capability 8.0 or later, and the device is {device}"
+    elif wanted == "bf16" and not has_bf16:
+        lacks = f" and {device} has no instructions for it"
+    if lacks:
+        cause = f"train.precision is '{wanted}'{lacks}"
+        raise WrongInput(cause, setting="train.precision", way_out="set it to auto or fp32")
     if device.type == "cuda":
         # TF32 has 10 bits of mantissa, more than the 7 of bfloat16, and the exponent of float32.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = has_bf16 and wanted != "fp32"

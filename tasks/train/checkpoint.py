@@ -237,15 +237,11 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         steps = self._steps()
-        for path in steps[: -self._keep]:
-            path.unlink()
-        for path in self.folder.glob(f"*{PARTIAL}"):
-            path.unlink()
         # Compared by name: an older checkpoint that is kept resumes with the weights that were the best ones then.
         needed = {path.name.partition("+")[2] for path in steps[-self._keep :]}
-        for path in self.folder.glob("best-*.pt"):
-            if path.name not in needed:
-                path.unlink()
+        best = [path for path in self.folder.glob("best-*.pt") if path.name not in needed]
+        for path in (*steps[: -self._keep], *self.folder.glob(f"*{PARTIAL}"), *best):
+            path.unlink()
 
 
 def _complete(content: dict[str, Any], path: Path) -> None:

@@ -126,11 +126,8 @@ def adopt_checkpoint(spec: TrainingSpec) -> None:
     if newest_position(folder) is not None:
         return
     for other in _other_folders(spec):
-        if newest_position(other) is None:
-            continue
-        checkpoints = Checkpoints(other, 1, {})
         try:
-            name, content = checkpoints.newest()
+            name, content = Checkpoints(other, 1, {}).newest()
         except WrongInput as error:
             if other.name in spec.keys:
                 raise  # This run under its key of older releases.

@@ -39,12 +39,10 @@ class EarlyStopping:
             value: Its metric.
             tie: Its loss, by which the better one of equal values is chosen without `min_delta`; None keeps the first.
         """
-        if math.isnan(value):
-            self.epochs_without_improvement += 1
-            return False
         gain = 0.0 if self.best is None else (value - self.best if self.higher_is_better else self.best - value)
         loss_gain = 0.0 if tie is None or self.best_tie is None else self.best_tie - tie
-        if self.best is None or gain > self.min_delta or (gain == self.min_delta == 0 and loss_gain > 0):
+        is_better = self.best is None or gain > self.min_delta or (gain == self.min_delta == 0 and loss_gain > 0)
+        if is_better and not math.isnan(value):
             self.best, self.best_epoch, self.epochs_without_improvement = value, epoch, 0
             self.best_tie = tie
             return True
