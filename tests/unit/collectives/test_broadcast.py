@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.collectives.reducer import Reducer, broadcast_tensors, broadcast_value, wait_for_all
+from tasks.collectives.reducer import Reducer, broadcast_tensors, broadcast_value, gather_rows, wait_for_all
 from tasks.refs import RunRef
 from tasks.train.progress import ResumePoint
 from tests.fakes.thread_ranks import ThreadRanks, ThreadReducer
@@ -59,3 +59,12 @@ def test_tensors_arrive_in_every_bit_and_type(root: int) -> None:
             assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
             assert torch.equal(found[name], value)
             assert found[name] is not value
+
+
+@pytest.mark.parametrize("numbers", [(2, 0, 3), (0, 0, 0)])
+def test_rows_of_all_ranks_are_gathered_in_their_order(numbers: tuple[int, ...]) -> None:
+    """Each rank may have another number of rows, or none."""
+    rows = [torch.full((number, 2), float(rank), dtype=torch.float64) for rank, number in enumerate(numbers)]
+
+    for found in ThreadRanks(3).run(lambda reducer: gather_rows(reducer, rows[reducer.rank])):
+        assert torch.equal(found, torch.cat(rows))
