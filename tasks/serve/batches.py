@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lakevision.serve")
 
+MAX_THREADS = 8
+"""Threads of a lane that computes alone. OpenMP keeps those of each lane: without a bound, the square of the cores."""
+
 
 class Overloaded(Exception):
     """More would wait than may; the message says what."""
@@ -153,16 +156,17 @@ class Batches:
             self._changed.notify_all()  # A request may be larger than a batch.
 
     def _run(self, num_lanes: int) -> None:
-        import torch
-
         num_threads = 0
         while batch := self._take():
-            if (share := max(1, num_lanes // self._num_busy)) != num_threads:
-                torch.set_num_threads(share)  # of this thread's computations
+            if (share := min(MAX_THREADS, max(1, num_lanes // self._num_busy))) != num_threads:
+                use_threads(share)
                 num_threads = share
             self._on_batch(len(batch))
             try:
-                self._predict(batch)
+                try:
+                    self._predict(batch)
+                finally:  # Also if one of two versions failed: the answers of the other one were given.
+                    self._finish(batch)
             except Exception as error:  # Of one batch: the requests of others are answered.
                 logger.exception("a batch of %d images failed", len(batch))
                 for request in requests_of(batch):
@@ -210,10 +214,13 @@ class Batches:
             self._answer(places)
             if other is not None and (self._serve.challenger == "shadow" or side == "challenger"):
                 self._add_others(places, other)
+
+    def _finish(self, batch: Sequence[Place]) -> None:
+        """Report the requests of which nothing is left to predict, and which have all answers."""
         for request in requests_of(batch):
             with self._counting:  # Another lane may have other images of the request.
                 request.num_finished += sum(place.request is request for place in batch)
-                is_finished = request.num_finished == len(request.images)
+                is_finished = request.num_finished == len(request.images) == len(request.answers)
             if is_finished and not request.future.cancelled():
                 self._on_finished(request)
 
@@ -245,6 +252,14 @@ class Batches:
                 request.seconds = time.perf_counter() - request._began
                 with suppress(InvalidStateError):  # Another lane was faster, or the client has gone.
                     request.future.set_result([request.answers[number] for number in range(len(request.images))])
+
+
+def use_threads(num: int) -> None:
+    """Let torch compute with so many threads what this thread calls."""
+    import torch
+
+    torch.get_num_threads()  # The first call in a thread initializes it, and would undo what was set before.
+    torch.set_num_threads(num)
 
 
 def requests_of(places: Sequence[Place]) -> list[Waiting]:

@@ -1,5 +1,6 @@
-"""The guard of a service: host names, origins, its key, and the size of a request, before anything of it is read."""
+"""The guard of a service: host names, origins, key and size of a request before it is read, and waiting connections."""
 
+import asyncio
 import hmac
 import re
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Collection
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 """Paths without the key: the page has no data in it, and an orchestrator has no key."""
@@ -25,6 +27,48 @@ FEWER = "send fewer or smaller images"
 
 MAX_AT_ONCE = 16
 """Bodies of the largest size that may arrive at once: they are in memory until their images are predicted."""
+
+
+HEAD_SECONDS = 10.0
+"""Longest time between the requests of a connection, in which the rest of a refused body may come."""
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that ends unless a request begins on it in time.
+
+    uvicorn waits without an end for the first request of a connection, and for one of which it has a part.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        """Let the request begin, whose body and answer have bounds of their own."""
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        super().on_response_complete()
+        if self.cycle.response_complete:  # Otherwise the next one has arrived already.
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the deadline."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
 
 
 class TooLarge(Exception):
@@ -70,11 +114,16 @@ class Guard:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        if (refused := self._refusal(scope["path"], Headers(scope=scope))) is not None:
+        headers = Headers(scope=scope)
+        if (refused := self._refusal(scope["path"], headers)) is not None:
             self._note(scope["path"], refused[0], time.perf_counter() - began)
             # The connection stays, and uvicorn drops the rest of the body. If it ended with bytes that nobody has read,
             # the client would be sent a reset, and could lose the answer.
-            await refusal(*refused)(scope, receive, send)
+            answer = refusal(*refused)
+            if "expect" in headers:
+                # The client may leave out the body, and its next request would be taken for it.
+                answer.headers["connection"] = "close"
+            await answer(scope, receive, send)
             return
         num_bytes = 0
 

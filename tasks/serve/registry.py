@@ -72,7 +72,11 @@ def fetch_package(model: ModelRef, storage: Storage) -> ServedVersion:
             fetched = fetch_registered(storage, model, Path(partial) / "model")
             with translate_invalid():
                 read_classes(fetched)
-            os.replace(fetched, folder)
+            try:
+                os.replace(fetched, folder)
+            except OSError:
+                if not _is_whole(folder):  # Otherwise another service was faster.
+                    raise
     folder.touch()
     return ServedVersion(model=model, folder=str(folder), tables=storage.tables)
 

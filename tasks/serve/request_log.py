@@ -76,20 +76,23 @@ def _move(journal: Journal, kind: Kind, storage: Storage, newest: int) -> None:
         last, is_new = pending[-1].id, newest_commit(path) is None
         known = 0 if is_new else open_newest(path).transaction_version(transaction) or 0
         rows = [_typed(row.row, row.content, SCHEMAS[kind]) for row in pending if row.id > known]
-        if kind == "request_images":
-            rows = _new_images(storage, rows)
         if rows:
             with write_access(path), translate_disk_full(path, storage.home):
-                append_rows(path, pa.Table.from_pylist(rows, SCHEMAS[kind]), None, PARTITION, (transaction, last))
+                new = _new_images(storage, rows) if kind == "request_images" else rows
+                if new:
+                    append_rows(path, pa.Table.from_pylist(new, SCHEMAS[kind]), None, PARTITION, (transaction, last))
         journal.remove(kind, storage.tables, last)
 
 
 def _new_images(storage: Storage, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the images that the table does not have on the same day: it has one row a day of the same image."""
     kept, digest = set(), columns_of(REQUEST_IMAGES_ARROW, "sha256")
-    for day in {row["day"] for row in rows}:
-        found = rows_of(storage, "request_images", digest, day=day)["sha256"]
-        kept |= {(day, sha256) for sha256 in found.to_pylist()}
+    try:
+        for day in {row["day"] for row in rows}:
+            found = rows_of(storage, "request_images", digest, day=day)["sha256"]
+            kept |= {(day, sha256) for sha256 in found.to_pylist()}
+    except (OSError, pa.ArrowInvalid) as error:  # A second row of an image is better than a log that stops.
+        logger.warning("an image may be stored twice, since those of its day cannot be read: %s", error)
     return [row for row in rows if (row["day"], row["sha256"]) not in kept]
 
 

@@ -26,6 +26,7 @@ from tasks.config.serving import ServeRun
 from tasks.environment import PROGRESS_BARS, worker_memory
 from tasks.errors import WrongInput, explain
 from tasks.serve.app import create_app
+from tasks.serve.guard import Connection
 from tasks.serve.journal import Journal
 from tasks.serve.repeated import Repeated
 from tasks.serve.request_log import journal_file, move_rows, remove_old_images
@@ -130,6 +131,7 @@ def serve(run: ServeRun, descriptor: int | None, parent: int | None) -> int:
             access_log=False,
             server_header=False,
             lifespan="on",
+            http=Connection,
             timeout_graceful_shutdown=run.serve.request_seconds,
         ),
         [listening],

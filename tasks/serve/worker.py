@@ -15,7 +15,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.serving import ServeConfig
 from tasks.errors import loggable
 from tasks.refs import Ref
-from tasks.serve.batches import Answered, Batches, Overloaded, Waiting
+from tasks.serve.batches import Answered, Batches, Overloaded, Waiting, use_threads
 from tasks.serve.journal import FLUSH_SECONDS, Journal, JournalWriter, NewRow
 from tasks.serve.metrics import Metrics
 from tasks.serve.request_log import has_request, journal_file
@@ -69,7 +69,7 @@ class Worker:
             self._log,
         )
         self._writer: JournalWriter | None = None
-        self._explaining = ThreadPoolExecutor(1, "lakevision-explain")
+        self._explaining = ThreadPoolExecutor(1, "lakevision-explain", use_threads, (1,))
         self._num_explaining = 0
 
     def start(self) -> None:

@@ -1,5 +1,6 @@
 """Batches across requests: their images, refusals, and predictions of a live test beside the answers."""
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from tasks.config.serving import ServeConfig
 from tasks.model_package.classifier import Prediction
-from tasks.serve.batches import Batches, Overloaded, Waiting
+from tasks.serve.batches import MAX_THREADS, Batches, Overloaded, Waiting
 from tasks.serve.served import Lineup, Loaded, NotReady
 from tests.builders.served_package import version
 
@@ -25,6 +27,7 @@ class Recorder:
     Attributes:
         open: Batches wait for it.
         broken: Content on which a batch fails.
+        threads: Number of threads that torch computes each batch with.
     """
 
     name: str
@@ -32,11 +35,13 @@ class Recorder:
     broken: bytes = b"-"
     batches: list[list[bytes]] = field(default_factory=list)
     top: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
 
     def predict(self, contents: Sequence[bytes], top_k: int, _min_probability: float, _rate: float) -> list[Prediction]:
         """Return the predictions once `open` is set."""
         self.batches.append(list(contents))
         self.top.append(top_k)
+        self.threads.append(torch.get_num_threads())
         assert self.open.wait(WAIT)
         if self.broken in contents:
             raise MemoryError("no memory")
@@ -246,6 +251,46 @@ def test_a_challenger_that_fails_costs_no_answer_and_no_row(make_queue: Callable
     assert queue.labels(second) == ["champion b"]
     until(lambda: len(queue.finished) == 2)
     assert first.answers[0].other is None
+
+
+def test_answers_that_were_given_are_logged_though_the_other_version_fails(make_queue: Callable[..., Queue]) -> None:
+    """In the same batch; the request of the version that failed has no answer, and no row."""
+    queue = make_queue(challenger="answers", challenger_share=0.5)
+    contents = [str(number).encode() for number in range(20)]
+    sides = [queue.batches._side(hashlib.sha256(content).hexdigest(), queue.lineup) for content in contents]
+    mine, broken = contents[sides.index("champion")], contents[sides.index("challenger")]
+    queue.challenger.broken = broken
+    queue.challenger.open.set()
+    first = queue.ask(mine)
+    until(lambda: len(queue.champion.batches) == 1)
+    given, failed = queue.ask(mine), queue.ask(broken)  # one batch
+    queue.champion.open.set()
+
+    assert queue.labels(given) == [f"champion {mine.decode()}"]
+    with pytest.raises(MemoryError):
+        queue.labels(failed)
+    until(lambda: len(queue.finished) == 2)
+    assert queue.finished == [first, given]
+
+
+def test_a_lane_that_computes_alone_has_the_cores_of_the_others(make_queue: Callable[..., Queue]) -> None:
+    """Not for ever: a lane beside another one has its own share, and there is a bound."""
+    queue = make_queue(lanes=2, max_batch=1)
+    requests = [queue.ask(b"a")]
+    until(lambda: len(queue.champion.batches) == 1)
+    requests.append(queue.ask(b"b"))
+    until(lambda: len(queue.champion.batches) == 2)
+    queue.champion.open.set()
+    for request in requests:
+        queue.labels(request)
+    until(lambda: len(queue.finished) == 2)
+    queue.labels(queue.ask(b"c"))
+    many = make_queue(lanes=3 * MAX_THREADS)
+    many.champion.open.set()
+    many.labels(many.ask(b"a"))
+
+    assert queue.champion.threads == [2, 1, 2]
+    assert many.champion.threads == [MAX_THREADS]
 
 
 def test_the_challenger_answers_its_share(make_queue: Callable[..., Queue]) -> None:

@@ -184,6 +184,24 @@ def test_a_package_that_was_cut_is_fetched_again(known: Registry, storage: Stora
     assert len(list(folder.iterdir())) == 2
 
 
+def test_two_services_that_fetch_the_same_package_share_it(
+    known: Registry, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one finds the folder of the other one in its place."""
+
+    def fetch(given: Storage, model: ModelRef, folder: Path) -> Path:
+        monkeypatch.setattr(registry, "fetch_registered", known.fetch)
+        fetch_package(model, given)
+        return known.fetch(given, model, folder)
+
+    monkeypatch.setattr(registry, "fetch_registered", fetch)
+    folder = Path(fetch_package(FIRST, storage).folder)
+
+    assert known.fetched == [1, 1]
+    assert [found.name for found in folder.parent.iterdir()] == [folder.name]
+    assert len(list(folder.iterdir())) == 2
+
+
 def test_packages_that_nobody_has_used_for_long_are_removed(storage: Storage) -> None:
     """Not the last ones, and none of another service; those of killed fetches are, too."""
     parent = Path(storage.home) / "serve" / "models"

@@ -81,6 +81,19 @@ def test_an_image_that_is_sent_again_has_one_row_a_day(storage: Storage, journal
     assert found == [("2026-11-29", "aa"), ("2026-11-30", "aa"), ("2026-11-30", "bb")]
 
 
+def test_a_file_of_images_that_is_gone_does_not_stop_the_log(storage: Storage, journal: Journal) -> None:
+    """Images of its day may have a second row."""
+    add(journal, storage.tables, "aa")
+    move_rows(journal, storage)
+    for file in Path(storage.table("request_images")).glob("*/*.parquet"):
+        file.unlink()
+    add(journal, storage.tables, "bb")
+    move_rows(journal, storage)
+
+    assert journal.newest() == {}
+    assert labels(storage) == ["aa", "bb"]
+
+
 def test_rows_that_a_killed_move_has_committed_are_not_moved_again(
     storage: Storage, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
