@@ -1,6 +1,7 @@
 """Access to folders and stores from Python, by fsspec: listings are not cached, and stores are checked before work."""
 
 import logging
+import os
 from functools import cache
 from typing import Any
 from uuid import uuid4
@@ -25,11 +26,12 @@ def file_system(url: str) -> tuple[Any, str]:
     after the first listing would stay invisible for as long as this process lives.
 
     Raises:
-        WrongInput: The Python package of the store is not installed.
+        WrongInput: The Python package of the store is not installed, or the URL has `::`.
     """
-    if local_path(url) is not None:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
-        return found
+    if (folder := local_path(url)) is not None:
+        return fsspec.filesystem("file"), os.path.abspath(folder)
+    if "::" in url:  # fsspec would take it for a chain of file systems, and use another folder.
+        raise WrongInput(f"'{url}' has two colons in a row", way_out="give a folder without them")
     try:
         return fsspec.core.url_to_fs(url, use_listings_cache=False)  # type: ignore[no-any-return]  # fsspec has no types
     except (ImportError, ValueError) as error:

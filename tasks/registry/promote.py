@@ -198,6 +198,14 @@ def make_champion(
     return True
 
 
+def tables_of(of: EvaluatedRun, storage: Storage) -> dict[str, str]:
+    """Return the tags of the tables that a version predicts, for the version that predicts them from now on."""
+    tags: dict[str, str] = {}
+    for table in (*of.serves, *(() if of.table is None else (of.table,))):
+        tags |= serving_tags(table, models.source_name(table, storage))
+    return tags
+
+
 def promote_challenger(storage: Storage, champion: ModelRef, challenger: ModelRef, reason: str) -> Promotion:
     """Make a registered version the champion; a kill at any moment leaves the old one or the new one.
 
@@ -234,8 +242,7 @@ def promote_challenger(storage: Storage, champion: ModelRef, challenger: ModelRe
             models.PROMOTION_TAG: decision.sentence,
             CANDIDATES_TAG: json.dumps({challenger.run_id: of.val_accuracy}),
         }
-        for table in (*before.serves, *(() if of.table is None else (of.table,))):
-            tags |= serving_tags(table, table.source)
+        tags |= tables_of(before, storage) | tables_of(of, storage)
         if not make_champion(storage, decision, tags, of.table, row_of_promotion(decision, None)):
             raise WrongInput(
                 f"{champion.name} version {champion.version} is not the champion any more",

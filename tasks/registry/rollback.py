@@ -9,14 +9,13 @@ from tasks.refs import ModelRef
 from tasks.registry.aliases import CHAMPION, check_predicts, previous_champion, repair_aliases
 from tasks.registry.decision import Rollback
 from tasks.registry.history import decision_tag, record, record_pending, row_of_rollback
-from tasks.registry.promote import promotion_lock
+from tasks.registry.promote import promotion_lock, tables_of
 from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tables.snapshots import newest_snapshot
 from tasks.tracking import models
 from tasks.tracking.evaluated import evaluated_version
 from tasks.tracking.server import reachable
-from tasks.tracking.trained_tables import serving_tags
 
 logger = logging.getLogger("lakevision.registry")
 
@@ -73,7 +72,7 @@ def _roll_back(reason: str, champion: ModelRef, storage: Storage) -> Rollback:
     done = Rollback(champion=previous, rolled_back=champion, reason=reason)
     models.tag_version(storage, champion, {models.ROLLED_BACK_TAG: done.sentence})
     row = row_of_rollback(done)
-    models.tag_version(storage, previous, _tables_of(champion, storage) | decision_tag(row))
+    models.tag_version(storage, previous, tables_of(evaluated_version(storage, champion), storage) | decision_tag(row))
     repair_aliases(storage, previous)
     models.set_alias(storage, previous, CHAMPION)
     try:
@@ -98,15 +97,6 @@ def _done_before(rollback: RollbackConfig, champion: ModelRef, storage: Storage)
             way_out="give that version, or leave the setting empty",
         )
     return Rollback(champion=champion, rolled_back=version, reason=rollback.reason, is_repeated=True)
-
-
-def _tables_of(champion: ModelRef, storage: Storage) -> dict[str, str]:
-    """Return the tags of the tables that a champion predicts, for the version that predicts them from now on."""
-    of = evaluated_version(storage, champion)
-    tags: dict[str, str] = {}
-    for table in (*of.serves, *(() if of.table is None else (of.table,))):
-        tags |= serving_tags(table, table.source)
-    return tags
 
 
 def _derived_name(storage: Storage, config: SparkConfig) -> str:

@@ -33,10 +33,11 @@ from tasks.etl.source import write_digits
 from tasks.storage import resolve_storage
 from tasks.tracking.runs import run_metrics
 from tasks.train.context import TrainingContext
+from tasks.train.features import materialize_features, read_features
 from tasks.train.phases import phases_of
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
-from tasks.verdict.judge import read_features
+from tasks.verdict.judge import MAX_IMAGES
 from tasks.verdict.outlook import make_verdict
 from tasks.verdict.probe import Features, Labels, judge, stratified_order
 from tests.benchmarks.calibration import cache_of
@@ -93,8 +94,9 @@ def train_on_all(
     with first_batches(train, phases_of(train)[0], cache, 1) as setup:
         device, spec = setup.batches[0][0].device, TrainingSpec(train=train, cache=cache, storage=storage)
         classifier = setup.classifier.to(memory_format=torch.channels_last)
-        features_NF, labels_N = read_features(TrainingContext(spec, open_cache(cache), classifier, device, Reducer()))
-    return features_NF, labels_N, {split: len(part) for split, part in parts.items()}, accuracy, classes
+        context = TrainingContext(spec, open_cache(cache), classifier, device, Reducer())
+        features_NF, labels_N = read_features(*materialize_features(context, ("train", "val")), train.seed, MAX_IMAGES)
+    return features_NF.numpy(), labels_N.numpy(), {split: len(part) for split, part in parts.items()}, accuracy, classes
 
 
 def measure(

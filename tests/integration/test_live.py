@@ -23,21 +23,23 @@ from tasks.serve.task import live_markdown
 from tasks.storage import Storage
 from tasks.tables.direct_commits import append_rows
 from tasks.tracking import models
+from tasks.tracking.evaluated import evaluated_version
 from tasks.tracking.server import client_of
 from tests.builders.homes import home_with_tracking
 from tests.builders.image_bytes import encoded
 from tests.builders.services import NAME, register_again
-from tests.builders.untrained_model import log_run
+from tests.builders.untrained_model import PHOTOS, log_run
 
 BEGAN = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory, empty_tracking: Path) -> tuple[Storage, RunRef, RunRef]:
-    """Return a home, and two runs with models."""
+    """Return a home, and two runs with models, each of a table of its own."""
     folder = tmp_path_factory.mktemp("live")
     storage = home_with_tracking(folder / "home", empty_tracking)
-    return storage, log_run(storage, folder, 1, 0.9), log_run(storage, folder, 2, 0.9)
+    other = PHOTOS.model_copy(update={"table_id": "others"})
+    return storage, log_run(storage, folder, 1, 0.9), log_run(storage, folder, 2, 0.9, table=other)
 
 
 @pytest.fixture
@@ -101,6 +103,8 @@ def test_a_better_challenger_becomes_the_champion_and_can_be_rolled_back(
     assert models.model_with_alias(storage, NAME, "previous") == first
     assert models.model_with_alias(storage, NAME, "challenger") is None
     assert "it alone is right on" in models.version_tags(storage, second)[models.PROMOTION_TAG]
+    # The tables that the champion was for, also without a tag of a promotion, have a champion still.
+    assert {table.table_id for table in evaluated_version(storage, second).serves} == {"photos", "others"}
     (row,) = deltalake.DeltaTable(storage.table("promotions")).to_pyarrow_table().to_pylist()
     assert (row["decision"], row["from_version"], row["to_version"]) == ("promoted", 1, 2)
     assert "always-valid p-value" in row["reason"]
