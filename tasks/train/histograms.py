@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
@@ -46,18 +45,21 @@ class LayerHistograms:
             for name, layer in model.named_modules()
             if next(layer.parameters(recurse=False), None) is not None
         }
-        self._norms: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
+        self._norms: list[torch.Tensor] = []  # Per step, float32 (L,), of all layers: each tensor takes 512 bytes.
 
     def after_step(self) -> None:
         """Note the norms of the gradients, as they were clipped."""
-        for name, layer in self._layers.items():
+        norms_L = []
+        for layer in self._layers.values():
             gradients = [own.grad for own in layer.parameters(recurse=False) if own.grad is not None]
-            if gradients:
-                self._norms[name].append(nn.utils.get_total_norm(gradients))
+            frozen = torch.full((), math.nan, device=self._device)
+            norms_L.append(nn.utils.get_total_norm(gradients).float() if gradients else frozen)
+        self._norms.append(torch.stack(norms_L))
 
     def end_epoch(self, epoch: int) -> None:
         """Log the histograms of an epoch, of its steps in this process; a failure is logged, and training continues."""
-        norms = {f"gradient_norms/{name}": torch.stack(values).float() for name, values in self._norms.items()}
+        columns = torch.stack(self._norms).unbind(1) if self._norms else ()
+        norms = {f"gradient_norms/{name}": column for name, column in zip(self._layers, columns, strict=False)}
         self._norms.clear()
         with working("logging histograms"):
             try:
