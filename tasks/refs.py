@@ -337,6 +337,38 @@ class Verdict(Ref):
     """Speed of training all layers here; None if a step does not fit into memory."""
 
 
+class SuspectedLabel(Ref):
+    """An image whose label is suspected to be wrong."""
+
+    sha256: str
+    path: str
+    """Its first path in the source."""
+    label: str
+    suggested: str
+    """Class that is more probable by the images of other folds."""
+    score: float
+    """Logarithm of the label's probability by that of the suggested class; below 0."""
+    thumbnail: str = ""
+    """A small JPEG as a data URI."""
+
+
+class LabelErrorReport(Ref):
+    """Suspected labels of a version of the table `images`."""
+
+    line: str
+    """The result in a sentence."""
+    images: int
+    suspected: int
+    """Images for which another class is more probable than their label."""
+    expected: float
+    """Number of labels that are expected to be wrong."""
+    suspects: str
+    """Path of the table with all suspected labels."""
+    pairs: tuple[tuple[str, str, int], ...] = ()
+    """Label, suggested class, and number of images, of the most suspicious as many as are expected to be wrong."""
+    shown: tuple[SuspectedLabel, ...] = Field((), repr=False)
+
+
 class MetricPair(Ref):
     """One metric of a run and of its repetition; None for a run that lacks it."""
 

@@ -130,6 +130,23 @@ sha256, and the reason in error. seen_at is the time at which a run recorded the
 
 INPUTS = from_arrow_schema(INPUTS_ARROW)
 
+SUSPECTS_ARROW = pa.schema(
+    [
+        pa.field("found_at", UTC_TIME, nullable=False),
+        pa.field("rank", pa.int64(), nullable=False),
+        *(IMAGES_ARROW.field(name) for name in ("sha256", "label", "split")),
+        pa.field("suggested", pa.string(), nullable=False),
+        pa.field("score", pa.float64(), nullable=False),
+        ("table_id", pa.string()),
+        ("table_version", pa.int64()),
+    ]
+)
+"""The table `suspects`: labels that one run has found suspicious, the most suspicious with rank 1.
+
+score is the logarithm of the label's probability by that of the class suggested. table_id and table_version name the
+version of the table `images`.
+"""
+
 PROMOTIONS_ARROW = pa.schema(
     [
         pa.field("decision_id", pa.string(), nullable=False),

@@ -1,4 +1,4 @@
-"""Parameters of the whole DAG, of its part before training, and of the scaling ladder."""
+"""Parameters of the whole DAG, of its part before training, of the search for label errors, and of the ladder."""
 
 from typing import Literal, Self
 
@@ -12,7 +12,7 @@ from tasks.config.prediction import PredictConfig
 from tasks.config.promotion import MODEL_NAME, PromoteConfig
 from tasks.config.run import TABLES, SparkRun
 from tasks.config.submitted import SingleConfig
-from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig
+from tasks.config.train import DEVICE_AND_EPOCHS, NETWORK, TrainConfig, TrainRun
 from tasks.errors import WrongInput
 
 
@@ -25,6 +25,26 @@ class VerdictRun(SparkRun):
     etl: EtlConfig = EtlConfig()
     cache: CacheConfig = CacheConfig()
     train: TrainConfig = TrainConfig()
+
+
+def features_obstacle(train: TrainConfig) -> str | None:
+    """Return the reason why a training run with these settings has no cached features that say something, or None."""
+    if train.weights == "none":
+        return "train.weights is 'none', and features of random weights say nothing about a trained network"
+    own = "freeze_backbone or feature_cache is false, the recipe is scratch, or augmentation is set"
+    return None if train.makes_features else f"training has no cached features of a frozen backbone: train.{own}"
+
+
+class LabelErrorsRun(TrainRun):
+    """Parameters of the flow `find-label-errors`."""
+
+    first_screen = NETWORK | IMAGE_SIZE | TABLES
+
+    @model_validator(mode="after")
+    def _check_features(self) -> Self:
+        if (reason := features_obstacle(self.train)) is not None:
+            raise WrongInput(f"label errors are found by cached features: {reason}")
+        return self
 
 
 class LadderConfig(FrozenConfig):

@@ -18,7 +18,17 @@ from tasks.system.home import KNOWN_ENTRIES
 
 logger = logging.getLogger("lakevision.etl")
 
-TABLES = ("images", "files", "predictions", "inputs", "promotions", "requests", "feedback", "request_images")
+TABLES = (
+    "images",
+    "files",
+    "predictions",
+    "inputs",
+    "promotions",
+    "requests",
+    "feedback",
+    "request_images",
+    "suspects",
+)
 """Names of the tables, which may be beside the class folders of a source."""
 
 SYSTEM_FOLDERS = (

@@ -35,7 +35,7 @@ from tasks.model_package.serving import serving_network
 from tasks.object_store import file_system
 from tasks.progress.activity import stepping, waiting_for_process
 from tasks.progress.count import advance, counted
-from tasks.refs import TRAIN, VAL
+from tasks.refs import TRAIN
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.train.context import TrainingContext
@@ -228,12 +228,12 @@ def raised(deviation_F: torch.Tensor) -> torch.Tensor:
 
 
 def read_features(url: str, manifest: CacheManifest, seed: int, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return features, float32 (N, F), and labels, int64 (N,), of `train` and `val`; of more than `most`, a sample."""
+    """Return features, float32 (N, F), and labels, int64 (N,), of a cache's splits; of more than `most`, a sample."""
     total = sum(part.rows for part in manifest.splits.values())
     chosen = np.zeros(total, dtype=bool)
     chosen[np.random.default_rng(seed).permutation(total)[:most]] = True
     features, labels, begin = [], [], 0
-    for split in (TRAIN, VAL):
+    for split in manifest.splits:
         for batch in CacheLoader(url, manifest, split, 256).epoch(0):
             kept = np.flatnonzero(chosen[begin + batch.rows_B])
             features.append(batch.inputs[kept])

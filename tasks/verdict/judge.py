@@ -7,6 +7,7 @@ import torch
 from tasks.cache.manifest import CacheManifest, open_cache
 from tasks.checks.sanity import first_batches
 from tasks.collectives.reducer import Reducer
+from tasks.config.pipeline import features_obstacle
 from tasks.config.recipe import UNPLANNED, Phase, phases_of
 from tasks.config.train import TrainConfig
 from tasks.environment import given_threads
@@ -32,14 +33,6 @@ CPU_BATCH = 8
 """Maximum number of images of a step on a CPU that measures the speed of fine-tuning."""
 
 
-def obstacle(train: TrainConfig) -> str | None:
-    """Return the reason why the settings of a training run allow no verdict, or None."""
-    if train.weights == "none":
-        return "train.weights is 'none', and features of random weights say nothing about a trained network"
-    own = "freeze_backbone or feature_cache is false, the recipe is scratch, or augmentation is set"
-    return None if train.makes_features else f"training has no cached features of a frozen backbone: train.{own}"
-
-
 def judge_cache(train: TrainConfig, cache: CacheRef, storage: Storage) -> tuple[Verdict, str]:
     """Return the verdict of a training run, and its page as Markdown; without a verdict, the page is empty.
 
@@ -58,7 +51,7 @@ def judge_cache(train: TrainConfig, cache: CacheRef, storage: Storage) -> tuple[
     """
     manifest = open_cache(cache)
     rows = {split: part.rows for split, part in manifest.splits.items()}
-    reason = obstacle(train) or ("the split `train` has fewer than 2 images" if rows[TRAIN] < 2 else None)
+    reason = features_obstacle(train) or ("the split `train` has fewer than 2 images" if rows[TRAIN] < 2 else None)
     found = None if reason else features_and_speed(train, cache, manifest, storage)
     torch.cuda.empty_cache()  # The training run may be on the same GPU.
     if found is None:
