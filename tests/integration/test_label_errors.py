@@ -72,7 +72,7 @@ def test_settings_without_features_are_refused() -> None:
     with pytest.raises(ValidationError, match="label errors are found by cached features: train.weights is 'none'"):
         LabelErrorsRun.model_validate({"weights": "none"})
     with pytest.raises(ValidationError, match="has no cached features of a frozen backbone"):
-        LabelErrorsRun.model_validate({"recipe": "scratch"})
+        LabelErrorsRun.model_validate({"train": {"recipe": "scratch"}})
 
 
 def test_networks_whose_head_is_a_convolution_are_refused(
