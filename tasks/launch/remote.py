@@ -210,7 +210,8 @@ class Agent:
             way_out="run again to resume from the last checkpoint",
         )
         for rank in running:
-            rank.failure = lost
+            # Its own report is the cause: wrong input is not retried on the hosts that are left.
+            rank.failure = rank.failure or lost
 
     def _handle(self, message: Message) -> None:
         kind, rank = message["kind"], self._ranks.get(message.get("rank", -1))

@@ -167,5 +167,6 @@ def _feature_loader(
         *(url, features, split, batch_size),
         seed=context.spec.train.seed if split == TRAIN else None,
         ranks=context.ranks_of(split),
+        workers_count=context.spec.train.reader_threads,
         balanced_N=context.balanced(split),
     )

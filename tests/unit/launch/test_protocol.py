@@ -1,16 +1,21 @@
 """The connection of an agent and its launcher: messages, and mutual authentication with Spark."""
 
 import os
+import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from multiprocessing import AuthenticationError
 
 import pytest
 
+from tasks.errors import HostLost, WrongInput
 from tasks.launch import protocol, spark_task
 from tasks.launch.protocol import STRAY, Channel
+from tasks.launch.rank_process import RankOutput, RankProcess, RemoteProcess
+from tasks.launch.remote import Agent
 from tasks.launch.spark_task import Greeting, accept_task, greet_launcher
 
 
@@ -54,6 +59,24 @@ def test_silent_connection_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> No
         thread.join(timeout=60)
         assert not thread.is_alive()
         assert set(received) == {"beat"}
+
+
+def test_what_a_rank_has_reported_stays_the_cause_if_its_host_ends_then() -> None:
+    """Wrong input is not retried; the other ranks of the host are lost with it."""
+    with connected() as (launcher, agent):
+        output = RankOutput(queue.Queue(), lambda _number, _activity: None)
+        host = Agent("one", 2, launcher, output, lambda: "its process ended")
+        ranks = [RankProcess(number, RemoteProcess(number, launcher)) for number in range(2)]
+        ranks[0].failure = reported = WrongInput("train.batch_size is too large")
+        host._ranks.update(enumerate(ranks))
+        agent.send("ending", reason="its process ended")
+        agent.close()
+        while ranks[1].failure is None:
+            time.sleep(0.01)
+
+        assert ranks[0].failure is reported
+        assert isinstance(ranks[1].failure, HostLost)
+        host.close()
 
 
 GREETING = Greeting(7, "node-gpu-0", "node", "10.0.0.7", 4)
