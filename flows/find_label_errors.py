@@ -2,10 +2,8 @@
 
 from flows.command_line import run_from_command_line
 from flows.decorator import dag_flow
-from tasks.cache.task import materialize
-from tasks.checks.task import check_trainable
+from flows.train import prepare_cache
 from tasks.config.pipeline import LabelErrorsRun
-from tasks.etl.task import choose_images
 from tasks.labels.task import suspect
 from tasks.launch.task import settle_weights
 from tasks.orchestration.stage import run_stage
@@ -17,11 +15,9 @@ from tasks.storage import resolve_storage
 def find_label_errors(config: LabelErrorsRun = LabelErrorsRun()) -> LabelErrorReport:
     """Rank the labels of a version of `images` by how much the other images speak against them."""
     storage = resolve_storage(config.storage)
-    start = settle_weights(config.train, storage, config.spark)
-    run_stage(check_trainable, start, config.cache)
-    images = run_stage(choose_images, config.table_version, storage, config.spark)
-    cache = run_stage(materialize, config.cache, images, storage, config.spark)
-    return run_stage(suspect, start, cache, images, storage, config.spark)
+    cache = prepare_cache(config, storage, is_tracked=False)
+    start = settle_weights(config.train, storage, config.spark, cache=cache)
+    return run_stage(suspect, start, cache, storage, config.spark)
 
 
 if __name__ == "__main__":

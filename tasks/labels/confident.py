@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tasks.verdict.probe import Features, Labels, split_folds
+from tasks.verdict.probe import Features, Labels, split_folds, train_probe
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -52,9 +52,6 @@ def probabilities_of_others(features_NF: Features, labels_N: Labels, num_classes
         num_classes: Number of classes.
         seed: Seed of the folds.
     """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
     from threadpoolctl import threadpool_limits
 
     found_NK = np.zeros((len(labels_N), num_classes))
@@ -64,9 +61,8 @@ def probabilities_of_others(features_NF: Features, labels_N: Labels, num_classes
         if len(classes) == 1:  # A regression needs two.
             found_NK[held_out, classes[0]] = 1.0
             continue
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=STRENGTH, max_iter=1000, tol=1e-3))
         with threadpool_limits(1):  # Products this small are slower with several.
-            model.fit(features_NF[part], labels_N[part])
+            model = train_probe(features_NF[part], labels_N[part], STRENGTH)
             found_NK[np.ix_(held_out, classes)] = model.predict_proba(features_NF[held_out])
     return found_NK
 

@@ -10,27 +10,23 @@ import torch
 from pyspark.sql import SparkSession
 
 from tasks.cache.manifest import CacheManifest, open_cache
-from tasks.checks.sanity import first_batches
-from tasks.collectives.reducer import Reducer
-from tasks.config.recipe import UNPLANNED, phases_of
 from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.errors import WrongInput
 from tasks.labels.confident import LabelErrors, find_label_errors, probabilities_of_others
-from tasks.model.device import make_deterministic
 from tasks.predict.thumbnails import contents_in_table, thumbnail
-from tasks.refs import SPLITS, TEST, TRAIN, VAL, CacheRef, LabelErrorReport, SuspectedLabel, TableRef
+from tasks.refs import SPLITS, TEST, TRAIN, VAL, CacheRef, LabelErrorReport, SuspectedLabel
 from tasks.schema import FILES_ARROW, IMAGES_ARROW, SUSPECTS_ARROW, columns_of
 from tasks.spark.scratch import scratch_root
-from tasks.spark.session import NeedsSpark, try_without_spark
+from tasks.spark.session import try_without_spark
 from tasks.storage import Storage
 from tasks.tables import snapshots
-from tasks.tables.direct_commits import append_rows, location_of
+from tasks.tables.direct_commits import append_rows, needs_spark
 from tasks.tables.relations import Relations
 from tasks.tables.writer import write_access
-from tasks.train.context import TrainingContext
-from tasks.train.features import ends_in_head, materialize_features, read_features, sample_images
-from tasks.train.spec import TrainingSpec
+from tasks.train.features import materialize_features, read_features
+from tasks.train.phases import trains_on_features
+from tasks.verdict.judge import as_in_training
 from tasks.verdict.probe import Features, Labels
 
 logger = logging.getLogger("lakevision.labels")
@@ -46,14 +42,13 @@ PATHS_ARROW = columns_of(FILES_ARROW, "sha256", "path")
 
 
 def suspect_labels(
-    train: TrainConfig, cache: CacheRef, images: TableRef, storage: Storage, spark_config: SparkConfig
+    train: TrainConfig, cache: CacheRef, storage: Storage, spark_config: SparkConfig
 ) -> LabelErrorReport:
     """Find suspected labels, and append them to the table `suspects`, the most suspicious first.
 
     Args:
         train: Settings of a training run, whose cached features are used.
         cache: Cache of the images.
-        images: The version of the table that the cache has.
         storage: Storage of features and tables.
         spark_config: Settings of a session, which is started if only Spark can read or write the tables.
 
@@ -70,7 +65,7 @@ def suspect_labels(
     )
 
     def publish(spark: SparkSession | None) -> LabelErrorReport:
-        return _publish(found, manifest, images, storage, spark)
+        return _publish(found, manifest, storage, spark)
 
     return try_without_spark(publish, spark_config, storage)
 
@@ -91,19 +86,13 @@ def features_of_all(
             f"the table has {num_images} images, and the labels of at most {MAX_IMAGES} are looked at at once",
             way_out="take a sample by etl.sample_fraction, into tables of its own",
         )
-    with first_batches(train, phases_of(train, UNPLANNED)[0], cache, 1) as setup:
-        classifier = setup.classifier.to(memory_format=torch.channels_last)
-        device = setup.batches[0][0].device
-        make_deterministic(device)
-        if not ends_in_head(classifier, sample_images(manifest.image_size).to(device)):
+    with as_in_training(train, cache, manifest, storage) as (context, _phase, _batch):
+        if not trains_on_features(context):
             raise WrongInput(
                 f"the head of '{train.model}' is not its last layer, so that it has no cached features",
                 setting="train.model",
                 way_out="give another model",
             )
-        context = TrainingContext(
-            TrainingSpec(train=train, cache=cache, storage=storage), manifest, classifier, device, Reducer()
-        )
         parts = [
             read_features(*materialize_features(context, splits), train.seed, MAX_IMAGES)
             for splits in ((TRAIN, VAL), (TEST,))
@@ -112,14 +101,14 @@ def features_of_all(
     return torch.cat(features).numpy(), torch.cat(labels).numpy()
 
 
-def keys_of_cache(spark: SparkSession | None, images: TableRef, manifest: CacheManifest, storage: Storage) -> pa.Table:
+def keys_of_cache(spark: SparkSession | None, manifest: CacheManifest, storage: Storage) -> pa.Table:
     """Return split, sha256 and label of the images of a cache, in the order of `features_of_all`.
 
     Raises:
         NeedsSpark: `spark` is None, and only Spark can read the table.
     """
     with Relations(storage) as relations:
-        relations.add("images", snapshots.version_rows(spark, images, KEYS_ARROW, scratch_root(storage)))
+        relations.add("images", snapshots.version_rows(spark, manifest.table, KEYS_ARROW, scratch_root(storage)))
         relations.add(
             "left_out", pa.table({"sha256": pa.array([one.sha256 for one in manifest.quarantined], "string")})
         )
@@ -152,18 +141,14 @@ def check_suspects(storage: Storage) -> None:
         WrongInput: Only Spark can write it.
     """
     path = storage.table("suspects")
-    try:
-        location_of(path)
-    except NeedsSpark:
-        raise WrongInput(
-            f"the table '{path}' can only be written by Spark", way_out="give tables in a folder or on S3"
-        ) from None
+    if needs_spark(path):
+        raise WrongInput(f"the table '{path}' can only be written by Spark", way_out="give tables in a folder or on S3")
 
 
 def _publish(
-    found: LabelErrors, manifest: CacheManifest, images: TableRef, storage: Storage, spark: SparkSession | None
+    found: LabelErrors, manifest: CacheManifest, storage: Storage, spark: SparkSession | None
 ) -> LabelErrorReport:
-    keys = keys_of_cache(spark, images, manifest, storage)
+    keys, images = keys_of_cache(spark, manifest, storage), manifest.table
     assert keys.num_rows == sum(part.rows for part in manifest.splits.values()), "the cache has the version's images"
     now = datetime.now(UTC)
     rows = keys.take(pa.array(found.rows_S)).to_pylist()

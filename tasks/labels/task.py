@@ -5,19 +5,17 @@ from prefect.artifacts import create_markdown_artifact
 from tasks.config.storage import SparkConfig
 from tasks.config.train import TrainConfig
 from tasks.orchestration.stage import stage
-from tasks.refs import CacheRef, LabelErrorReport, TableRef
+from tasks.refs import CacheRef, LabelErrorReport
 from tasks.storage import Storage
 from tasks.text.markup import markdown_code, markdown_table, markdown_text
 
 
 @stage("label-errors", timeout_in="train")
-def suspect(
-    train: TrainConfig, cache: CacheRef, images: TableRef, storage: Storage, spark_config: SparkConfig
-) -> LabelErrorReport:
+def suspect(train: TrainConfig, cache: CacheRef, storage: Storage, spark_config: SparkConfig) -> LabelErrorReport:
     """Find labels that the features of the other images speak against, and publish the most suspicious ones."""
     from tasks.labels.suspects import suspect_labels  # Here: it loads torch.
 
-    report = suspect_labels(train, cache, images, storage, spark_config)
+    report = suspect_labels(train, cache, storage, spark_config)
     create_markdown_artifact(
         label_errors_markdown(report), key="label-errors", description="Labels that are suspected to be wrong"
     )

@@ -11,12 +11,11 @@ from pyarrow.dataset import Expression, field
 from tasks.errors import WrongInput
 from tasks.schema import FEEDBACK_ARROW, REQUEST_IMAGES_ARROW, REQUESTS_ARROW, columns_of
 from tasks.serve.journal import KINDS, Journal, Kind
-from tasks.spark.session import NeedsSpark
 from tasks.storage import Storage
 from tasks.system.disk import translate_disk_full
 from tasks.system.locks import exclusive_lock
 from tasks.tables.delta import newest_commit
-from tasks.tables.direct_commits import append_rows, location_of, open_newest, stored_rows
+from tasks.tables.direct_commits import append_rows, needs_spark, open_newest, stored_rows
 from tasks.tables.writer import commit, write_access
 
 logger = logging.getLogger("lakevision.serve")
@@ -43,14 +42,12 @@ def check_tables(storage: Storage) -> None:
     Raises:
         WrongInput: They cannot.
     """
-    try:
-        location_of(storage.table("requests"))
-    except NeedsSpark:
+    if needs_spark(storage.table("requests")):
         raise WrongInput(
             f"serve.log_requests is true, but the table '{storage.table('requests')}' can only be written by Spark",
             setting="serve.log_requests",
             way_out="set it to false, or give tables in a folder or on S3",
-        ) from None
+        )
 
 
 def move_rows(journal: Journal, storage: Storage) -> None:

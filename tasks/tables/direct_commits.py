@@ -156,6 +156,15 @@ def open_newest(path: str) -> deltalake.DeltaTable:
     return deltalake.DeltaTable(location, storage_options=options)
 
 
+def needs_spark(path: str) -> bool:
+    """Return whether only Spark can read and write a table."""
+    try:
+        location_of(path)
+    except NeedsSpark:
+        return True
+    return False
+
+
 def location_of(path: str) -> tuple[str, dict[str, str]]:
     """Return the URL of a table and the options of its store for delta-rs; credentials come from the environment.
 

@@ -49,10 +49,9 @@ class LayerHistograms:
 
     def after_step(self) -> None:
         """Note the norms of the gradients, as they were clipped."""
-        norms_L = []
+        norms_L, frozen = [], torch.full((), math.nan, device=self._device)
         for layer in self._layers.values():
             gradients = [own.grad for own in layer.parameters(recurse=False) if own.grad is not None]
-            frozen = torch.full((), math.nan, device=self._device)
             norms_L.append(nn.utils.get_total_norm(gradients).float() if gradients else frozen)
         self._norms.append(torch.stack(norms_L))
 

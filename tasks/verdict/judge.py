@@ -1,6 +1,8 @@
 """The verdict of a cache: features as in training, the probe on them, and the speed of fine-tuning all layers."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -17,7 +19,8 @@ from tasks.refs import TEST, TRAIN, VAL, CacheRef, Verdict
 from tasks.storage import Storage
 from tasks.system.cores import num_cores
 from tasks.train.context import TrainingContext
-from tasks.train.features import ends_in_head, materialize_features, read_features, sample_images
+from tasks.train.features import materialize_features, read_features
+from tasks.train.phases import trains_on_features
 from tasks.train.plan import image_seconds
 from tasks.train.spec import TrainingSpec
 from tasks.verdict.outlook import make_verdict
@@ -63,11 +66,17 @@ def judge_cache(train: TrainConfig, cache: CacheRef, storage: Storage) -> tuple[
     return verdict, verdict_markdown(verdict, draw_verdict(verdict, curves, judged, manifest.classes, rows[TRAIN]))
 
 
-def features_and_speed(
+@contextmanager
+def as_in_training(
     train: TrainConfig, cache: CacheRef, manifest: CacheManifest, storage: Storage
-) -> tuple[Features, Labels, float | None] | None:
-    """Return features, labels, and images per second of fine-tuning; None if the model's head takes no features."""
-    # As a training run does, on whose number of threads and kernels the last digits depend.
+) -> Iterator[tuple[TrainingContext, Phase, int]]:
+    """Yield the context of a training run, its phase of all layers, and the number of images in its first batch.
+
+    Threads, memory format and kernels are those of training, on which the last digits of its features depend.
+
+    Raises:
+        WrongInput, CacheDamaged, TimeLimitExceeded: As `first_batches`.
+    """
     torch.set_num_threads(train.num_threads or given_threads() or num_cores())
     whole = train.model_copy(update={"recipe": "finetune", "freeze_backbone": None, "fine_tune": []})
     phase = phases_of(whole, UNPLANNED)[-1]
@@ -75,13 +84,20 @@ def features_and_speed(
         setup.classifier.to(memory_format=torch.channels_last)
         device = setup.batches[0][0].device
         make_deterministic(device)
-        if not ends_in_head(setup.classifier, sample_images(manifest.image_size).to(device)):
-            return None
         spec = TrainingSpec(train=train, cache=cache, storage=storage)
-        context = TrainingContext(spec, manifest, setup.classifier, device, Reducer())
+        yield TrainingContext(spec, manifest, setup.classifier, device, Reducer()), phase, len(setup.batches[0][1])
+
+
+def features_and_speed(
+    train: TrainConfig, cache: CacheRef, manifest: CacheManifest, storage: Storage
+) -> tuple[Features, Labels, float | None] | None:
+    """Return features, labels, and images per second of fine-tuning; None if the model's head takes no features."""
+    with as_in_training(train, cache, manifest, storage) as (context, phase, batch):
+        if not trains_on_features(context):
+            return None
         url, features = materialize_features(context, (TRAIN, VAL))
         inputs_NF, labels_N = read_features(url, features, train.seed, MAX_IMAGES)
-        return inputs_NF.numpy(), labels_N.numpy(), fine_tuning_speed(context, phase, len(setup.batches[0][1]))
+        return inputs_NF.numpy(), labels_N.numpy(), fine_tuning_speed(context, phase, batch)
 
 
 def fine_tuning_speed(context: TrainingContext, phase: Phase, batch: int) -> float | None:

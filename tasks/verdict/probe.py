@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,19 +57,24 @@ def split_folds(labels_N: Labels, rng: np.random.Generator) -> Iterator[tuple[La
         yield rows[stratified_order(labels_N[rows], rng)], np.flatnonzero(folds == fold)
 
 
-def predict_held_out(
-    features_NF: Features, labels_N: Labels, held_out_MF: Features, strength: float
-) -> npt.NDArray[np.int64]:
-    """Train a logistic regression on standardised features, and return its answers about held-out ones, int64 (M,)."""
+def train_probe(features_NF: Features, labels_N: Labels, strength: float) -> Any:
+    """Return a logistic regression on standardised features, trained on images of at least two classes."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    if (labels_N == labels_N[0]).all():
-        return np.full(len(held_out_MF), labels_N[0])
     # A probe is as good without the last digits.
     model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000, tol=1e-3))
-    return np.asarray(model.fit(features_NF, labels_N).predict(held_out_MF))
+    return model.fit(features_NF, labels_N)
+
+
+def predict_held_out(
+    features_NF: Features, labels_N: Labels, held_out_MF: Features, strength: float
+) -> npt.NDArray[np.int64]:
+    """Train a logistic regression on standardised features, and return its answers about held-out ones, int64 (M,)."""
+    if (labels_N == labels_N[0]).all():
+        return np.full(len(held_out_MF), labels_N[0])
+    return np.asarray(train_probe(features_NF, labels_N, strength).predict(held_out_MF))
 
 
 def judge(features_NF: Features, labels_N: Labels, seed: int) -> Judged:

@@ -22,22 +22,17 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np
-import torch
 
 from tasks.cache.manifest import open_cache
-from tasks.checks.sanity import first_batches
-from tasks.collectives.reducer import Reducer
 from tasks.config.storage import StorageConfig
 from tasks.config.train import TrainConfig
 from tasks.etl.source import write_digits
 from tasks.storage import resolve_storage
 from tasks.tracking.runs import run_metrics
-from tasks.train.context import TrainingContext
 from tasks.train.features import materialize_features, read_features
-from tasks.train.phases import phases_of
 from tasks.train.run import train_model
 from tasks.train.spec import TrainingSpec
-from tasks.verdict.judge import MAX_IMAGES
+from tasks.verdict.judge import MAX_IMAGES, as_in_training
 from tasks.verdict.outlook import make_verdict
 from tasks.verdict.probe import Features, Labels, judge, stratified_order
 from tests.benchmarks.calibration import cache_of
@@ -91,10 +86,7 @@ def train_on_all(
     train = TrainConfig(recipe="head", model="mobilenet_v2", weights=str(weights), seed=1)
     run = train_model(TrainingSpec(train=train, cache=cache, storage=storage))
     accuracy = run_metrics(storage, run)["test_accuracy"]
-    with first_batches(train, phases_of(train)[0], cache, 1) as setup:
-        device, spec = setup.batches[0][0].device, TrainingSpec(train=train, cache=cache, storage=storage)
-        classifier = setup.classifier.to(memory_format=torch.channels_last)
-        context = TrainingContext(spec, open_cache(cache), classifier, device, Reducer())
+    with as_in_training(train, cache, open_cache(cache), storage) as (context, _phase, _batch):
         features_NF, labels_N = read_features(*materialize_features(context, ("train", "val")), train.seed, MAX_IMAGES)
     return features_NF.numpy(), labels_N.numpy(), {split: len(part) for split, part in parts.items()}, accuracy, classes
 
