@@ -9,7 +9,6 @@ Run: `make bench-accuracy`, or after train.py as part of `make bench-train`; BEN
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from tasks.environment import rank_environment
 from tasks.storage import resolve_storage
 from tasks.tracking.server import prepare_tracking
 from tests.benchmarks import train_data
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, data_with_photos, write_figures
 from tests.benchmarks.peers import log_file
 
 WITHIN = 0.005
@@ -158,13 +157,11 @@ def main() -> None:
     given = parser.parse_args()
     num_seeds = 1 if given.quick else 3
     num_pairs = max(1, min(given.pairs, num_seeds))
-    data = os.environ.get("LAKEVISION_TEST_DATA")
-    if not data or not (Path(data) / "photos").is_dir():
-        print("LAKEVISION_TEST_DATA has no folder photos: nothing is measured", flush=True)
+    if (data := data_with_photos()) is None:
         return
     with TemporaryDirectory() as scratch, log_file("accuracy").open("w") as log:
-        figures = time_to_best(Path(data).resolve(), Path(scratch), num_seeds, num_pairs, log)
-        figures += compare_with_probe(Path(data).resolve(), figures[-1].value, log)
+        figures = time_to_best(data, Path(scratch), num_seeds, num_pairs, log)
+        figures += compare_with_probe(data, figures[-1].value, log)
     write_figures("accuracy", figures, note=f"{num_seeds} seeds; times are medians of {num_pairs} pairs in turns")
 
 

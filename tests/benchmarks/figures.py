@@ -28,6 +28,15 @@ class Figure:
     holds: bool | None
 
 
+def data_with_photos() -> Path | None:
+    """Return the folder of photos and weights, or None, with a line that says so, where there is none."""
+    data = os.environ.get("LAKEVISION_TEST_DATA")
+    if data and (Path(data) / "photos").is_dir():
+        return Path(data).resolve()
+    print("LAKEVISION_TEST_DATA has no folder photos: nothing is measured", flush=True)
+    return None
+
+
 def medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """Return the median of each side of pairs of rounds, and that of their ratios, which does not follow from those."""
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))

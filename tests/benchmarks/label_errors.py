@@ -4,7 +4,6 @@ Run: `make bench-label_errors`. Photos and weights are those of LAKEVISION_TEST_
 """
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from tasks.labels.suspects import features_of_all
 from tasks.storage import resolve_storage
 from tasks.verdict.probe import Labels
 from tests.benchmarks.calibration import cache_of
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, data_with_photos, write_figures
 from tests.benchmarks.peers import install_beside, log_file
 from tests.benchmarks.verdict import splits_of
 
@@ -61,12 +60,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one draw, and without cleanlab")
     given = parser.parse_args()
-    data = os.environ.get("LAKEVISION_TEST_DATA")
-    if not data or not (Path(data) / "photos").is_dir():
-        print("LAKEVISION_TEST_DATA has no folder photos: nothing is measured", flush=True)
+    if (data := data_with_photos()) is None:
         return
     with TemporaryDirectory() as scratch:
-        files = [file for file in (Path(data) / "photos").rglob("*") if file.is_file()]
+        files = [file for file in (data / "photos").rglob("*") if file.is_file()]
         classes = sorted({file.parent.name for file in files})
         cache = cache_of(splits_of(files), classes, SIDE, Path(scratch))
         train = TrainConfig(model="mobilenet_v2", weights=f"{data}/weights/mobilenet_v2.pth", seed=1)

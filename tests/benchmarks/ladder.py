@@ -8,7 +8,6 @@ Run: `make bench-ladder`; BENCH_ARGS=--quick without the recipe on all images.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from tasks.etl.listing import is_in_sample
 from tasks.ladder.steps import Ladder
 from tests.benchmarks import train_data
 from tests.benchmarks.accuracy import run_to_best
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, data_with_photos, write_figures
 from tests.benchmarks.peers import log_file
 
 FRACTION = 0.1
@@ -53,11 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the recipe on the sample alone")
     given = parser.parse_args()
-    data = os.environ.get("LAKEVISION_TEST_DATA")
-    if not data or not (Path(data) / "photos").is_dir():
-        print("LAKEVISION_TEST_DATA has no folder photos: nothing is measured", flush=True)
+    if (data := data_with_photos()) is None:
         return
-    photos, weights = Path(data).resolve() / "photos", Path(data).resolve() / "weights" / "mobilenet_v2.pth"
+    photos, weights = data / "photos", data / "weights" / "mobilenet_v2.pth"
     figures = []
     with TemporaryDirectory() as scratch, log_file("ladder").open("w") as log:
         folder = Path(scratch)

@@ -11,7 +11,6 @@ runs are written to quality-runs.jsonl, and BENCH_ARGS=--resume does not repeat 
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.benchmarks.figures import Figure, write_figures
+from tests.benchmarks.figures import Figure, data_with_photos, write_figures
 from tests.benchmarks.peers import install_beside, log_file
 
 FASTAI = (
@@ -194,9 +193,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="do not repeat the runs of an earlier call")
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     given = parser.parse_args()
-    data = os.environ.get("LAKEVISION_TEST_DATA")
-    if not data or not (Path(data) / "photos").is_dir():
-        print("LAKEVISION_TEST_DATA has no folder photos: nothing is measured", flush=True)
+    if (data := data_with_photos()) is None:
         return
     seeds, sets, epochs = (1, given.sets[:1], EPOCHS[:1]) if given.quick else (given.seeds, given.sets, EPOCHS)
     figures: list[Figure] = []
@@ -206,7 +203,7 @@ def main() -> None:
         if not given.resume:
             runs.unlink(missing_ok=True)
         for name in sets:
-            figures += compare(Path(data).resolve(), name, seeds, fastai, epochs, log, runs)
+            figures += compare(data, name, seeds, fastai, epochs, log, runs)
             # After each set: all of them take hours.
             note = f"{seeds} seeds; differences are paired, seconds are ours and the peer's"
             write_figures("quality", figures, note=note)
